@@ -1,0 +1,108 @@
+// torch-free
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "neap/base/bytes.h"
+#include "neap/base/error.h"
+#include "neap/base/log.h"
+#include "neap/base/mutex.h"
+#include "neap/base/scope_exit.h"
+
+namespace neap {
+namespace {
+
+using namespace neap::literals;
+using ::testing::HasSubstr;
+
+std::string message_of(void (*f)()) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Error, CheckThrowsAUserErrorWithTheWholeText) {
+  EXPECT_EQ(message_of([] { NEAP_CHECK(1 > 2, "[place] expected ", 1, "; found ", 2_MiB); }),
+            "[place] expected 1; found 2.00 MiB");
+  EXPECT_THROW(NEAP_CHECK(false, "x"), UserError);
+}
+
+TEST(Error, AssertThrowsAnInternalErrorThatNamesPlaceAndCondition) {
+  const std::string text = message_of([] { NEAP_ASSERT(1 > 2, "block ", 7); });
+  EXPECT_THAT(text, HasSubstr("base_test.cpp:"));
+  EXPECT_THAT(text, HasSubstr("1 > 2; block 7"));
+  EXPECT_THROW(NEAP_ASSERT(false), InternalError);
+}
+
+TEST(Bytes, ArePrintedInTheLargestFittingUnit) {
+  EXPECT_EQ(to_string(0_B), "0 B");
+  EXPECT_EQ(to_string(1023_B), "1023 B");
+  EXPECT_EQ(to_string(1536_KiB), "1.50 MiB");
+  EXPECT_EQ(to_string(Bytes(-(2 << 20))), "-2.00 MiB");
+}
+
+TEST(Bytes, AreParsedWithAndWithoutUnits) {
+  EXPECT_EQ(parse_bytes("0", "x"), 0_B);
+  EXPECT_EQ(parse_bytes("4096", "x"), 4_KiB);
+  EXPECT_EQ(parse_bytes(" 1.5 GiB ", "x"), 1536_MiB);
+  EXPECT_EQ(parse_bytes("2GB", "x"), Bytes(2'000'000'000));
+}
+
+TEST(Bytes, BadTextIsAUserErrorThatNamesOptionAndValue) {
+  for (const char* bad : {"", "GiB", "-1", "nan", "inf", "12 parsecs", "1e30GiB", "1GiB2"}) {
+    try {
+      parse_bytes(bad, "offload.device_budget");
+      FAIL() << bad;
+    } catch (const UserError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("offload.device_budget"));
+      EXPECT_THAT(error.what(), HasSubstr(std::string("'") + bad + "'"));
+    }
+  }
+}
+
+TEST(Log, GoesToTheInstalledSink) {
+  std::vector<std::string> seen;
+  LogSink former = set_log_sink(
+      [&](LogLevel level, const std::string& text) { seen.push_back(std::to_string(static_cast<int>(level)) + text); });
+  log_warning("kept ", 3, " tensors");
+  set_log_sink(std::move(former));
+  EXPECT_EQ(seen, std::vector<std::string>{"2kept 3 tensors"});
+}
+
+TEST(Mutex, ACondVarHandsTheLockBack) {
+  Mutex mutex;
+  CondVar condition;
+  bool ready = false;
+  std::thread setter([&] {
+    const MutexLock lock(mutex);
+    ready = true;
+    condition.notify_one();
+  });
+  {
+    const MutexLock lock(mutex);
+    EXPECT_TRUE(condition.wait_for(mutex, std::chrono::seconds(60), [&] { return ready; }));
+    EXPECT_FALSE(condition.wait_for(mutex, std::chrono::nanoseconds(1), [] { return false; }));
+  }
+  setter.join();
+}
+
+TEST(ScopeExit, RunsOnceUnlessDismissed) {
+  int runs = 0;
+  {
+    ScopeExit on_exit([&] { ++runs; });
+  }
+  {
+    ScopeExit on_exit([&] { ++runs; });
+    on_exit.dismiss();
+  }
+  EXPECT_EQ(runs, 1);
+}
+
+}  // namespace
+}  // namespace neap
