@@ -1,0 +1,27 @@
+// The hook points of a model, by the dotted names of its modules.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace neap::autograd {
+
+class HookPoint;
+
+struct NamedHookPoint {
+  std::string name;  // as in named_modules(): "model.layers.0.mlp"; the root's own name is ""
+  HookPoint* point;  // lives as long as its module
+};
+
+// Every module that is Hookable, the root included, parents before children, in the order of registration. A module
+// that is registered in two places is listed under both names, with the same point.
+std::vector<NamedHookPoint> find_hookables(torch::nn::Module& root);
+
+// The names of all modules in the same order, Hookable or not; for messages about names that match nothing.
+std::vector<std::string> module_names(const torch::nn::Module& root);
+
+}  // namespace neap::autograd
