@@ -3,7 +3,9 @@
 find_package(Threads REQUIRED)
 find_program(NEAP_CCACHE ccache)
 if(NEAP_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER "${NEAP_CCACHE}")
+  # Relative paths: every checkout and every build directory of one machine shares its objects.
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+    /usr/bin/env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=true "${NEAP_CCACHE}")
 endif()
 
 # neap_require(<find_package name> <Debian package>)
