@@ -8,7 +8,8 @@
 #     EXTERNAL yaml-cpp …                 other libraries
 #     TESTS a_test.cpp …                  → executable neap_NAME_tests, one ctest entry
 #     TORCH_FREE_TESTS b_test.cpp …       → executable neap_NAME_core_tests, one ctest entry
-#     TEST_LINK neap::testing …)          what only the tests link
+#     TEST_LINK neap::testing …           what only the tests link
+#     CORE_ONLY)                          neap_NAME itself is declared elsewhere (a shared library, say)
 
 function(neap_target_defaults target)
   target_compile_features(${target} PUBLIC cxx_std_20)
@@ -35,7 +36,7 @@ function(neap_add_test target)
 endfunction()
 
 function(add_layer name)
-  cmake_parse_arguments(L "" "" "DEPS;SOURCES;TORCH_FREE_SOURCES;EXTERNAL;TESTS;TORCH_FREE_TESTS;TEST_LINK" ${ARGN})
+  cmake_parse_arguments(L "CORE_ONLY" "" "DEPS;SOURCES;TORCH_FREE_SOURCES;EXTERNAL;TESTS;TORCH_FREE_TESTS;TEST_LINK" ${ARGN})
   if(L_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "add_layer(${name}): unknown arguments: ${L_UNPARSED_ARGUMENTS}")
   endif()
@@ -60,7 +61,7 @@ function(add_layer name)
     neap_add_test(neap_${name}_core_tests TORCH_FREE SOURCES ${L_TORCH_FREE_TESTS} LINK neap_${name}_core)
   endif()
 
-  if(NEAP_TORCH_FREE_ONLY)
+  if(NEAP_TORCH_FREE_ONLY OR L_CORE_ONLY)
     return()
   endif()
   if(L_SOURCES)
