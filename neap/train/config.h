@@ -1,0 +1,110 @@
+// torch-free
+// Everything a run can be told, as plain values. schema.h reads, checks and documents them; the values below are the
+// documented defaults. Nothing here is read from anywhere else: what a run does is what its RunConfig says.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "neap/base/bytes.h"
+
+namespace neap::train {
+
+enum class Init { kPretrained, kRandom };
+enum class DataFormat { kAutomatic, kNanoGpt, kLlmC, kText };
+enum class TokenType { kUint16, kUint32 };
+enum class NonFinite { kStop, kSkip };
+enum class Schedule { kConstant, kLinear, kCosine };
+enum class Decay { kAll, kMatrices };
+enum class DeviceKind { kCpu, kSim, kCuda };
+enum class SimClock { kReal, kVirtual };
+enum class OffloadMode { kOff, kSync, kAsync };
+
+struct ModelSection {
+  std::string path;
+  Init init = Init::kPretrained;
+};
+
+struct DataSection {
+  std::string path;
+  DataFormat format = DataFormat::kAutomatic;
+  TokenType token_type = TokenType::kUint16;
+  bool shuffle = true;
+};
+
+struct TrainSection {
+  int64_t steps = 100;
+  int64_t batch = 1;
+  int64_t sequence = 512;
+  int64_t accumulation = 1;
+  int64_t seed = 0;
+  NonFinite non_finite = NonFinite::kStop;
+};
+
+struct OptimSection {
+  double lr = 3e-4;
+  std::vector<double> betas = {0.9, 0.95};
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+  Decay decay = Decay::kAll;
+  Schedule schedule = Schedule::kCosine;
+  int64_t warmup = 0;
+  double final_ratio = 0.1;
+  double clip = 1.0;  // 0 = off
+};
+
+struct DeviceSection {
+  DeviceKind type = DeviceKind::kCpu;
+  int64_t index = 0;
+  // What follows describes the simulated accelerator. Zero sizes and rates mean "no limit".
+  int64_t count = 1;
+  Bytes capacity{};
+  SimClock clock = SimClock::kVirtual;
+  Bytes d2h_per_s{};
+  Bytes h2d_per_s{};
+  int64_t latency_ns = 5'000;
+  double gflops = 50'000;
+  Bytes hbm_per_s = Bytes(1'500'000'000'000);
+  int64_t launch_ns = 4'000;
+  bool hazard_check = false;
+};
+
+struct Prefetch {
+  enum class Kind { kAutomatic, kLayers, kBytes };
+  Kind kind = Kind::kAutomatic;
+  int64_t layers = 0;
+  Bytes bytes;
+};
+
+struct OffloadSection {
+  OffloadMode mode = OffloadMode::kOff;
+  std::vector<std::string> modules;
+  std::vector<std::string> layers;
+  Bytes device_budget;
+  Bytes min_bytes = Bytes(int64_t{1} << 20);
+  Prefetch prefetch;
+  int64_t keep_last = 1;
+  Bytes max_in_flight = Bytes(int64_t{256} << 20);
+  Bytes host_cache_limit = Bytes(int64_t{4} << 30);
+  std::optional<Bytes> host_limit;
+  bool pin = true;
+};
+
+struct LogSection {
+  std::string dir;  // empty = runs/<name of the run file>
+  bool trace = false;
+};
+
+struct RunConfig {
+  ModelSection model;
+  DataSection data;
+  TrainSection train;
+  OptimSection optim;
+  DeviceSection device;
+  OffloadSection offload;
+  LogSection log;
+};
+
+}  // namespace neap::train

@@ -1,0 +1,228 @@
+// torch-free
+#include "neap/train/schema.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "neap/base/error.h"
+#include "neap/train/key_types.h"
+
+namespace neap::train {
+namespace {
+
+using namespace internal;
+
+constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// The accessor of a key: config.SECTION.MEMBER.
+#define AT(section, member) [](RunConfig& c) -> decltype(auto) { return (c.section.member); }
+
+void add_model_and_data(std::vector<Key>& out) {
+  out.push_back(text_key("model.path", AT(model, path), true,
+                         "Hugging Face directory: config.json, and model.safetensors or its sharded index."));
+  out.push_back(
+      choice_key<Init>("model.init", AT(model, init), {{"pretrained", Init::kPretrained}, {"random", Init::kRandom}},
+                       "Where the weights come from: the directory, or train.seed (then config.json is enough)."));
+  out.push_back(text_key("data.path", AT(data, path), true,
+                         "Token file (.bin), or any other file, read as text with one token per byte."));
+  out.push_back(choice_key<DataFormat>("data.format", AT(data, format),
+                                       {{"automatic", DataFormat::kAutomatic},
+                                        {"nanogpt", DataFormat::kNanoGpt},
+                                        {"llmc", DataFormat::kLlmC},
+                                        {"text", DataFormat::kText}},
+                                       "nanogpt: bare tokens; llmc: llm.c's header of 1024 bytes; text: bytes. "
+                                       "automatic: .bin with llm.c's magic number "
+                                       "is llmc, any other .bin nanogpt, the rest text."));
+  out.push_back(choice_key<TokenType>("data.token_type", AT(data, token_type),
+                                      {{"uint16", TokenType::kUint16}, {"uint32", TokenType::kUint32}},
+                                      "Width of one token in a nanogpt file. llm.c's header says it itself."));
+  out.push_back(
+      boolean_key("data.shuffle", AT(data, shuffle),
+                  "Sequences in a random order that train.seed and the epoch decide; false: as in the file."));
+}
+
+void add_train(std::vector<Key>& out) {
+  out.push_back(integer_key("train.steps", AT(train, steps), 1, 1'000'000'000, "Optimizer steps."));
+  out.push_back(integer_key("train.batch", AT(train, batch), 1, 1'000'000, "Sequences in one forward pass."));
+  out.push_back(integer_key("train.sequence", AT(train, sequence), 1, 10'000'000, "Tokens in a sequence."));
+  out.push_back(integer_key("train.accumulation", AT(train, accumulation), 1, 1'000'000,
+                            "Forward and backward passes per step; their gradients are averaged over tokens."));
+  out.push_back(integer_key("train.seed", AT(train, seed), 0, kAny, "Seed of the shuffle and of random weights."));
+  out.push_back(choice_key<NonFinite>(
+      "train.non_finite", AT(train, non_finite), {{"stop", NonFinite::kStop}, {"skip", NonFinite::kSkip}},
+      "A loss or gradient norm that is not finite ends the run, or skips that update."));
+}
+
+void add_optim(std::vector<Key>& out) {
+  out.push_back(number_key("optim.lr", AT(optim, lr), 0, 1000, "Peak learning rate of AdamW."));
+  out.push_back(number_list_key("optim.betas", AT(optim, betas), 2, 0, 1, "Decay of the two running means."));
+  out.push_back(number_key("optim.eps", AT(optim, eps), 1e-30, 1, "Added to the root of the second mean."));
+  out.push_back(number_key("optim.weight_decay", AT(optim, weight_decay), 0, 1000,
+                           "Decoupled from the gradient: p -= lr * weight_decay * p."));
+  out.push_back(choice_key<Decay>("optim.decay", AT(optim, decay),
+                                  {{"all", Decay::kAll}, {"matrices", Decay::kMatrices}},
+                                  "Which parameters decay: all, as in torch.optim.AdamW, or only those of two or more "
+                                  "dimensions, which leaves out norms and biases."));
+  out.push_back(choice_key<Schedule>(
+      "optim.schedule", AT(optim, schedule),
+      {{"constant", Schedule::kConstant}, {"linear", Schedule::kLinear}, {"cosine", Schedule::kCosine}},
+      "Course of the learning rate after the warm-up, to the last step."));
+  out.push_back(integer_key("optim.warmup", AT(optim, warmup), 0, 1'000'000'000,
+                            "Steps over which the rate rises linearly to its peak; at most train.steps."));
+  out.push_back(number_key("optim.final_ratio", AT(optim, final_ratio), 0, 1,
+                           "Rate at the end of linear and cosine, as a part of the peak."));
+  out.push_back(number_key("optim.clip", AT(optim, clip), 0, kInfinity,
+                           "Largest norm of all gradients together; 0 does not clip."));
+}
+
+void add_device(std::vector<Key>& out) {
+  out.push_back(
+      choice_key<DeviceKind>("device.type", AT(device, type),
+                             {{"cpu", DeviceKind::kCpu}, {"sim", DeviceKind::kSim}, {"cuda", DeviceKind::kCuda}},
+                             "Where the model lives. sim is the simulated accelerator."));
+  out.push_back(integer_key("device.index", AT(device, index), 0, 127, "Which device of that type."));
+  out.push_back(integer_key("device.count", AT(device, count), 1, 8, "sim: number of devices."));
+  out.push_back(bytes_key("device.capacity", AT(device, capacity), "sim: memory of each device; 0 is unlimited."));
+  out.push_back(choice_key<SimClock>(
+      "device.clock", AT(device, clock), {{"real", SimClock::kReal}, {"virtual", SimClock::kVirtual}},
+      "sim: measured time, or time computed from the values below, equal on every machine."));
+  out.push_back(
+      rate_key("device.d2h", AT(device, d2h_per_s),
+               "sim: rate of the link from device to host; unlimited counts as 25GB/s on the virtual clock."));
+  out.push_back(rate_key("device.h2d", AT(device, h2d_per_s), "sim: the same from host to device."));
+  out.push_back(duration_key("device.latency", AT(device, latency_ns), "sim: time before a copy's first byte."));
+  out.push_back(number_key("device.gflops", AT(device, gflops), 1, 1e12, "sim: 10^9 operations per second."));
+  out.push_back(rate_key("device.hbm", AT(device, hbm_per_s), "sim: rate of the device's own memory."));
+  out.push_back(duration_key("device.launch", AT(device, launch_ns), "sim: host time to launch one kernel."));
+  out.push_back(boolean_key("device.hazard_check", AT(device, hazard_check),
+                            "sim: report use of memory that a queued copy still reads or writes."));
+}
+
+void add_offload(std::vector<Key>& out) {
+  out.push_back(choice_key<OffloadMode>(
+      "offload.mode", AT(offload, mode),
+      {{"off", OffloadMode::kOff}, {"sync", OffloadMode::kSync}, {"async", OffloadMode::kAsync}},
+      "Saved activations leave the device until backward needs them: not at all, in line with compute, or beside it."));
+  out.push_back(text_list_key("offload.modules", AT(offload, modules), "list of patterns",
+                              "Modules whose activations may leave, such as model.layers.{*} or model.layers.{*}.mlp. "
+                              "Empty: the model's own list of layers."));
+  out.push_back(text_list_key("offload.layers", AT(offload, layers), "list of layers",
+                              "The same by number: 5, 0-10. Not together with offload.modules."));
+  out.push_back(bytes_key("offload.device_budget", AT(offload, device_budget),
+                          "Saved activations that may stay on the device; those needed last leave first."));
+  out.push_back(bytes_key("offload.min_bytes", AT(offload, min_bytes), "Smaller activations stay."));
+  out.push_back(prefetch_key("offload.prefetch", AT(offload, prefetch),
+                             "How far ahead of backward activations return: a number of layers, a size, or learned."));
+  out.push_back(
+      integer_key("offload.keep_last", AT(offload, keep_last), 0, kAny,
+                  "Modules at the end of the forward pass whose activations stay, since backward begins there."));
+  out.push_back(bytes_key("offload.max_in_flight", AT(offload, max_in_flight),
+                          "Bytes on their way to the host at one time; at this bound compute waits."));
+  out.push_back(bytes_key("offload.host_cache_limit", AT(offload, host_cache_limit),
+                          "Idle host memory kept for the next step; 0 keeps none."));
+  out.push_back(optional_bytes_key("offload.host_limit", AT(offload, host_limit),
+                                   "All host memory for activations; beyond it they stay on the device."));
+  out.push_back(
+      boolean_key("offload.pin", AT(offload, pin), "Page-locked host memory, which copies need to be asynchronous."));
+}
+
+void add_log(std::vector<Key>& out) {
+  out.push_back(
+      text_key("log.dir", AT(log, dir), false,
+               "Directory of metrics.jsonl, summary.json and trace.json. Empty: runs/ and the run file's name."));
+  out.push_back(boolean_key("log.trace", AT(log, trace),
+                            "Write trace.json (Perfetto, chrome://tracing): compute, copies, waits and memory."));
+}
+
+#undef AT
+
+// Levenshtein distance.
+size_t distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
+    }
+  }
+  return row[b.size()];
+}
+
+std::string_view last_segment(std::string_view path) {
+  const size_t dot = path.rfind('.');
+  return dot == std::string_view::npos ? path : path.substr(dot + 1);
+}
+
+std::string_view first_segment(std::string_view path) { return path.substr(0, path.find('.')); }
+
+}  // namespace
+
+const std::vector<Key>& keys() {
+  static const std::vector<Key> all = [] {
+    std::vector<Key> out;
+    add_model_and_data(out);
+    add_train(out);
+    add_optim(out);
+    add_device(out);
+    add_offload(out);
+    add_log(out);
+    return out;
+  }();
+  return all;
+}
+
+const Key* find_key(std::string_view path) {
+  const auto found = std::ranges::find(keys(), path, &Key::path);
+  return found == keys().end() ? nullptr : &*found;
+}
+
+bool is_section(std::string_view path) {
+  return std::ranges::any_of(keys(), [&](const Key& key) { return first_segment(key.path) == path; });
+}
+
+std::string nearest_key(std::string_view path) {
+  // A right name in the wrong section is likelier than a wrong name, so an equal last segment counts as one edit.
+  const auto cost = [&](std::string_view candidate) {
+    const size_t whole = distance(path, candidate);
+    const size_t last = distance(last_segment(path), last_segment(candidate)) + 1;
+    return std::min(whole, last);
+  };
+  std::string best = keys().front().path;
+  for (const Key& key : keys()) {
+    if (cost(key.path) < cost(best)) best = key.path;
+  }
+  if (path.find('.') == std::string_view::npos) {
+    for (const Key& key : keys()) {
+      const std::string_view section = first_segment(key.path);
+      if (distance(path, section) <= 2 && distance(path, section) < cost(best)) best = section;
+    }
+  }
+  return best;
+}
+
+void throw_unknown_key(std::string_view path, std::string_view place) {
+  NEAP_USER_ERROR("[", place, "] unknown key ", path, "; nearest known key: ", nearest_key(path));
+}
+
+void check(const RunConfig& config) {
+  NEAP_CHECK(!config.model.path.empty(), "[model.path] this key is required: the directory of the model");
+  NEAP_CHECK(!config.data.path.empty(), "[data.path] this key is required: the file of training data");
+  NEAP_CHECK(config.optim.warmup <= config.train.steps, "[optim.warmup] expected at most train.steps, which is ",
+             config.train.steps, "; found ", config.optim.warmup);
+  NEAP_CHECK(config.offload.modules.empty() || config.offload.layers.empty(),
+             "[offload.layers] expected either offload.modules or offload.layers; found both");
+  if (config.device.type == DeviceKind::kSim) {
+    NEAP_CHECK(config.device.index < config.device.count, "[device.index] expected less than device.count, which is ",
+               config.device.count, "; found ", config.device.index);
+  } else if (config.device.type == DeviceKind::kCpu) {
+    NEAP_CHECK(config.device.index == 0, "[device.index] expected 0, the only cpu; found ", config.device.index);
+  }
+}
+
+}  // namespace neap::train

@@ -1,0 +1,172 @@
+// torch-free
+#include "neap/train/schema.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "neap/base/error.h"
+
+namespace neap::train {
+namespace {
+
+using ::testing::HasSubstr;
+
+RawValue scalar(const std::string& text) { return {.items = {text}, .is_list = false, .place = "t.yaml:3"}; }
+RawValue list(std::vector<std::string> items) {
+  return {.items = std::move(items), .is_list = true, .place = "t.yaml:3"};
+}
+
+RunConfig with(const std::string& path, const RawValue& value) {
+  RunConfig config;
+  find_key(path)->set(config, value);
+  return config;
+}
+
+std::string error_of(const std::string& path, const RawValue& value) {
+  try {
+    with(path, value);
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+RunConfig complete() {
+  RunConfig config;
+  config.model.path = "model";
+  config.data.path = "data";
+  return config;
+}
+
+std::string check_error(const RunConfig& config) {
+  try {
+    check(config);
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Schema, EveryKeyHasOnePathAHelpATypeAndADefaultItAcceptsItself) {
+  std::set<std::string> paths;
+  for (const Key& key : keys()) {
+    EXPECT_TRUE(paths.insert(key.path).second) << key.path;
+    EXPECT_THAT(key.path, HasSubstr("."));
+    EXPECT_FALSE(key.help.empty()) << key.path;
+    EXPECT_FALSE(key.type.empty()) << key.path;
+    const std::string shown = key.show(RunConfig{});
+    if (shown.starts_with('[') || shown.starts_with('"')) continue;  // YAML syntax: see yaml_config_test.cpp
+    EXPECT_EQ(key.show(with(key.path, scalar(shown))), shown) << key.path;
+  }
+}
+
+TEST(Schema, ABadValueNamesPlacePathRangeAndFinding) {
+  EXPECT_EQ(error_of("train.steps", scalar("ten")),
+            "[t.yaml:3] train.steps: expected an integer from 1 to 1000000000; found \"ten\"");
+  EXPECT_THAT(error_of("train.steps", scalar("0")), HasSubstr("found \"0\""));
+  EXPECT_THAT(error_of("train.steps", scalar("1.5")), HasSubstr("expected an integer"));
+  EXPECT_THAT(error_of("train.steps", scalar("")), HasSubstr("found \"\""));
+  EXPECT_THAT(error_of("train.steps", scalar("99999999999999999999")), HasSubstr("expected an integer"));
+  EXPECT_THAT(error_of("train.steps", list({"1", "2"})), HasSubstr("found the list [1, 2]"));
+}
+
+TEST(Schema, NumbersMustBeFiniteAndInRange) {
+  EXPECT_DOUBLE_EQ(with("optim.lr", scalar("1e-4")).optim.lr, 1e-4);
+  EXPECT_DOUBLE_EQ(with("optim.lr", scalar("+.5")).optim.lr, 0.5);
+  for (const char* bad : {"nan", ".nan", "inf", "-0.1", "1001", "1e400", "0x10", "1e-4 "}) {
+    EXPECT_THAT(error_of("optim.lr", scalar(bad)), HasSubstr("optim.lr: expected a number from 0 to 1000")) << bad;
+  }
+  EXPECT_THAT(error_of("optim.clip", scalar("-1")), HasSubstr("a number at least 0"));
+}
+
+TEST(Schema, ChoicesListWhatIsAllowed) {
+  EXPECT_EQ(with("offload.mode", scalar("async")).offload.mode, OffloadMode::kAsync);
+  EXPECT_EQ(error_of("offload.mode", scalar("on")),
+            "[t.yaml:3] offload.mode: expected off, sync or async; found \"on\"");
+  EXPECT_THAT(error_of("data.shuffle", scalar("yes")), HasSubstr("expected true or false"));
+}
+
+TEST(Schema, SizesRatesAndTimesCarryUnits) {
+  EXPECT_EQ(with("device.capacity", scalar("1.5GiB")).device.capacity, Bytes(1610612736));
+  EXPECT_EQ(with("device.capacity", scalar("0")).device.capacity, Bytes(0));
+  EXPECT_EQ(with("device.d2h", scalar("25GB/s")).device.d2h_per_s, Bytes(25'000'000'000));
+  EXPECT_EQ(with("device.d2h", scalar("unlimited")).device.d2h_per_s, Bytes(0));
+  EXPECT_EQ(with("device.latency", scalar("2.5us")).device.latency_ns, 2500);
+  EXPECT_EQ(with("device.latency", scalar("0")).device.latency_ns, 0);
+  EXPECT_EQ(with("offload.host_limit", scalar("2GiB")).offload.host_limit, Bytes(int64_t{2} << 30));
+  EXPECT_EQ(with("offload.host_limit", scalar("none")).offload.host_limit, std::nullopt);
+  for (const char* bad : {"-1", "5 apples", "nan", "1e30"}) {
+    EXPECT_THAT(error_of("device.capacity", scalar(bad)), HasSubstr("[t.yaml:3] device.capacity: expected a size"))
+        << bad;
+  }
+  for (const char* bad : {"25", "25GB", "0GB/s", "fast"}) {
+    EXPECT_THAT(error_of("device.h2d", scalar(bad)), HasSubstr("device.h2d: expected a rate")) << bad;
+  }
+  for (const char* bad : {"5", "-1us", "us", "1h30", "1e30s"}) {
+    EXPECT_THAT(error_of("device.latency", scalar(bad)), HasSubstr("device.latency: expected a time")) << bad;
+  }
+}
+
+TEST(Schema, PrefetchIsLayersASizeOrAutomatic) {
+  const Prefetch layers = with("offload.prefetch", scalar("2")).offload.prefetch;
+  EXPECT_EQ(layers.kind, Prefetch::Kind::kLayers);
+  EXPECT_EQ(layers.layers, 2);
+  const Prefetch bytes = with("offload.prefetch", scalar("64MiB")).offload.prefetch;
+  EXPECT_EQ(bytes.kind, Prefetch::Kind::kBytes);
+  EXPECT_EQ(bytes.bytes, Bytes(64 << 20));
+  EXPECT_EQ(with("offload.prefetch", scalar("automatic")).offload.prefetch.kind, Prefetch::Kind::kAutomatic);
+  for (const char* bad : {"auto", "-1", "", "2 layers"}) {
+    EXPECT_THAT(error_of("offload.prefetch", scalar(bad)), HasSubstr("offload.prefetch: expected automatic")) << bad;
+  }
+}
+
+TEST(Schema, ListsTakeOneValueOrSeveral) {
+  EXPECT_THAT(with("offload.modules", scalar("model.layers.{*}")).offload.modules,
+              ::testing::ElementsAre("model.layers.{*}"));
+  EXPECT_THAT(with("optim.betas", list({"0.8", "0.99"})).optim.betas, ::testing::ElementsAre(0.8, 0.99));
+  EXPECT_THAT(error_of("optim.betas", list({"0.9"})), HasSubstr("a list of 2 numbers"));
+  EXPECT_THAT(error_of("optim.betas", list({"0.9", "1"})), HasSubstr("each from 0 to less than 1"));
+}
+
+TEST(Schema, AnUnknownKeyNamesTheNearestOne) {
+  EXPECT_EQ(nearest_key("train.step"), "train.steps");
+  EXPECT_EQ(nearest_key("steps"), "train.steps");
+  EXPECT_EQ(nearest_key("train.lr"), "optim.lr");
+  EXPECT_EQ(nearest_key("offlaod.mode"), "offload.mode");
+  EXPECT_EQ(nearest_key("offlaod"), "offload");
+  EXPECT_EQ(nearest_key("model.layers.prefetch"), "offload.prefetch");
+}
+
+TEST(Schema, KeysThatContradictEachOtherAreErrors) {
+  EXPECT_EQ(check_error(complete()), "no error");
+  EXPECT_THAT(check_error(RunConfig{}), HasSubstr("[model.path] this key is required"));
+  RunConfig config = complete();
+  config.data.path.clear();
+  EXPECT_THAT(check_error(config), HasSubstr("[data.path] this key is required"));
+  config = complete();
+  config.optim.warmup = 101;
+  EXPECT_THAT(check_error(config), HasSubstr("[optim.warmup] expected at most train.steps, which is 100; found 101"));
+  config = complete();
+  config.offload.modules = {"a"};
+  config.offload.layers = {"0-3"};
+  EXPECT_THAT(check_error(config), HasSubstr("found both"));
+  config = complete();
+  config.device = {.type = DeviceKind::kSim, .index = 2, .count = 2};
+  EXPECT_THAT(check_error(config), HasSubstr("[device.index] expected less than device.count, which is 2; found 2"));
+  config.device = {.type = DeviceKind::kCpu, .index = 1};
+  EXPECT_THAT(check_error(config), HasSubstr("the only cpu"));
+}
+
+TEST(Schema, HelpAndPageNameEveryKey) {
+  const std::string help = help_text();
+  const std::string page = markdown_page();
+  for (const Key& key : keys()) {
+    EXPECT_THAT(help, HasSubstr("--" + key.path + "="));
+    EXPECT_THAT(page, HasSubstr("| `" + key.path.substr(key.path.find('.') + 1) + "` |"));
+  }
+}
+
+}  // namespace
+}  // namespace neap::train

@@ -1,0 +1,39 @@
+// torch-free
+// Which tokens each sequence of a run holds: the file cut into sequences of one length, in an order that depends on
+// nothing but (seed, epoch). Any position of the run is found at once, without the ones before it. Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "neap/train/permutation.h"
+#include "neap/train/token_file.h"
+
+namespace neap::train {
+
+class Sequences {
+ public:
+  struct Options {
+    int64_t length = 512;
+    bool shuffle = true;
+    uint64_t seed = 0;
+  };
+
+  // Throws UserError when the file is shorter than one sequence and its last label. The file must outlive this.
+  Sequences(const TokenFile& file, Options options);
+
+  int64_t per_epoch() const noexcept { return per_epoch_; }
+
+  // Fills `inputs` and `labels` (each of options.length; labels are the inputs one token later) with sequence
+  // `position` of the run: 0, 1, 2, … through epoch after epoch.
+  void read(int64_t position, std::span<int64_t> inputs, std::span<int64_t> labels) const;
+
+ private:
+  int64_t first_token(int64_t position) const;
+
+  const TokenFile& file_;
+  Options options_;
+  int64_t per_epoch_;
+};
+
+}  // namespace neap::train

@@ -1,0 +1,93 @@
+#include "neap/train/yaml_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "neap/base/error.h"
+#include "neap/train/schema.h"
+
+namespace neap::train {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr const char* kMinimal = "model: {path: m}\ndata: {path: d}\n";
+
+std::string error_of(const std::string& yaml, const std::vector<Override>& overrides = {}) {
+  try {
+    parse_config(yaml, "run.yaml", overrides);
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(YamlConfig, ReadsSectionsListsAndPatternsWithBraces) {
+  const RunConfig config = parse_config(
+      "model:\n  path: m\ndata:\n  path: d\ntrain:\n  steps: 7\noffload:\n  mode: async\n  modules:\n"
+      "    - model.layers.{*}.mlp\n    - \"model.norm\"\noptim: {betas: [0.5, 0.6]}\nlog:\n",
+      "run.yaml", {{"offload.layers", "[]"}});
+  EXPECT_EQ(config.train.steps, 7);
+  EXPECT_THAT(config.offload.modules, ::testing::ElementsAre("model.layers.{*}.mlp", "model.norm"));
+  EXPECT_THAT(config.optim.betas, ::testing::ElementsAre(0.5, 0.6));
+}
+
+TEST(YamlConfig, OverridesWinAndTakePatternsUnquoted) {
+  const RunConfig config = parse_config(std::string(kMinimal) + "train: {steps: 7}\n", "run.yaml",
+                                        {{"train.steps", "20"},
+                                         {"train.steps", "21"},
+                                         {"offload.modules", "model.layers.{*}"},
+                                         {"optim.betas", "[0.1, 0.2]"}});
+  EXPECT_EQ(config.train.steps, 21);
+  EXPECT_THAT(config.offload.modules, ::testing::ElementsAre("model.layers.{*}"));
+  EXPECT_THAT(config.optim.betas, ::testing::ElementsAre(0.1, 0.2));
+}
+
+TEST(YamlConfig, UnknownKeysAreErrorsWithPathPlaceAndNearest) {
+  EXPECT_EQ(error_of("train:\n  batch: 2\n  stepz: 3\n"),
+            "[run.yaml:3] unknown key train.stepz; nearest known key: train.steps");
+  EXPECT_EQ(error_of("ofload: {mode: async}\n"), "[run.yaml:1] unknown key ofload; nearest known key: offload");
+  EXPECT_EQ(error_of("offload:\n  swap:\n    mode: 1\n").substr(0, 39), "[run.yaml:2] unknown key offload.swap; ");
+  EXPECT_EQ(error_of(kMinimal, {{"train.stepz", "1"}}),
+            "[--train.stepz] unknown key train.stepz; nearest known key: train.steps");
+}
+
+TEST(YamlConfig, WhatComesLaterIsUnknownNotIgnored) {
+  for (const char* key : {"checkpoint.every", "parallel.shard", "recompute.mode", "optim.ema"}) {
+    EXPECT_THAT(error_of(kMinimal, {{key, "1"}}), HasSubstr("unknown key"));
+  }
+}
+
+TEST(YamlConfig, StructureErrorsNameTheLine) {
+  EXPECT_THAT(error_of("train:\n  steps: 1\n  steps: 2\n"), HasSubstr("[run.yaml:3] train.steps is given twice"));
+  EXPECT_THAT(error_of("train: 5\n"), HasSubstr("train: expected a section of keys; found a plain value"));
+  EXPECT_THAT(error_of("- a\n- b\n"), HasSubstr("the run file: expected a section of keys; found a list"));
+  EXPECT_THAT(error_of("train:\n  steps: {a: 1}\n"), HasSubstr("train.steps: expected a value; found a section"));
+  EXPECT_THAT(error_of("train:\n  steps:\n"), HasSubstr("train.steps: expected a value; found nothing"));
+  EXPECT_THAT(error_of("train:\n\tsteps: 1\n"), HasSubstr("not valid YAML"));
+  EXPECT_THAT(error_of("train: {steps: 1\n"), HasSubstr("not valid YAML"));
+  EXPECT_THAT(error_of("a: 1\n---\nb: 2\n"), HasSubstr("expected one YAML document"));
+  EXPECT_THAT(error_of(""), HasSubstr("[model.path] this key is required"));
+  EXPECT_THAT(error_of(kMinimal, {{"optim.betas", "[0.1, [2]]"}}), HasSubstr("found a nested one"));
+}
+
+TEST(YamlConfig, WhatItWritesItReadsBack) {
+  RunConfig config = parse_config(kMinimal, "run.yaml",
+                                  {{"offload.modules", "[\"model.layers.{*}\", b]"},
+                                   {"offload.prefetch", "5000B"},
+                                   {"device.d2h", "1.5GB/s"},
+                                   {"device.latency", "2500ns"},
+                                   {"model.path", "a \"b\\c"},
+                                   {"optim.lr", "0.000123"}});
+  const std::string text = to_yaml(config);
+  EXPECT_EQ(to_yaml(parse_config(text, "again.yaml", {})), text);
+  EXPECT_EQ(parse_config(text, "again.yaml", {}).model.path, "a \"b\\c");
+}
+
+TEST(YamlConfig, AMissingRunFileIsAUserError) {
+  EXPECT_THROW(load_config("/nonexistent/run.yaml", {}), UserError);
+  EXPECT_THROW(load_config("/", {}), UserError);
+}
+
+}  // namespace
+}  // namespace neap::train
