@@ -16,10 +16,11 @@
 //  - before_backward() comes once per backward pass, when the first gradient of the unit's outputs arrives and before
 //  any
 //    of it is used. A second thread that brings another gradient waits until it is done.
-//  - after_backward() comes once per backward pass in which before_backward() came: as soon as the last node of the
-//  unit
-//    has computed its gradients, or, when this pass leaves parts of the unit out (unused outputs, dropped branches,
-//    backward with `inputs`), when the pass ends. A gradient may still be on its way into some parameter's `.grad`.
+//  - after_backward() comes once for each before_backward(), as soon as the last node of the unit that this pass runs
+//  has
+//    computed its gradients; at the end of the pass at the latest. Gradients may still be on their way into a
+//    parameter's
+//    `.grad`.
 //  - If the pass ends by an exception before that, backward_failed() comes instead.
 // Calls are independent: a unit that runs three times before one backward gets three pairs. A retained graph gives a
 // pair per pass. Without grad mode, or if no output has a gradient, backward events do not come, at no cost.
@@ -36,6 +37,7 @@
 #include <c10/util/FunctionRef.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -44,6 +46,7 @@
 #include <vector>
 
 #include "neap/autograd/visit_tensors.h"
+#include "neap/base/mutex.h"
 
 namespace neap::autograd {
 
@@ -73,18 +76,40 @@ class UnitHook {
   // (get_current_graph_task_id() names it).
   virtual void before_backward(const UnitCall& call);
   virtual void after_backward(const UnitCall& call);
-  // On whatever thread lets go of the failed pass, outside of it. Must not throw.
+  // Also if this hook's before_backward() threw, or was not reached because another one's did. On whatever thread lets
+  // go of the failed pass, outside of it.
   virtual void backward_failed(const UnitCall& call) noexcept;
 };
 
 namespace internal {
-struct Attachment;
-class Attachments;
-using AttachmentList = std::vector<std::shared_ptr<Attachment>>;
 
-// Everything run() does when something is attached, kept out of the template. `outputs` appends the result's tensors.
-void run_hooked(HookPoint& unit, const std::shared_ptr<const AttachmentList>& hooks, at::ArrayRef<at::Tensor> inputs,
+struct Attachment {
+  std::shared_ptr<UnitHook> hook;
+  HookOrder order;
+};
+using AttachmentList = std::vector<std::shared_ptr<const Attachment>>;
+
+// The hooks of one hook point, outermost first. The list is replaced, never changed, so that a forward which is under
+// way keeps the one it started with.
+class Attachments {
+ public:
+  void add(std::shared_ptr<const Attachment> attachment) NEAP_EXCLUDES(mutex_);
+  void remove(const std::shared_ptr<const Attachment>& attachment) NEAP_EXCLUDES(mutex_);
+  std::shared_ptr<const AttachmentList> snapshot() const NEAP_EXCLUDES(mutex_);
+  bool empty() const noexcept { return count_.load(std::memory_order_acquire) == 0; }
+
+ private:
+  void replace(AttachmentList list) NEAP_REQUIRES(mutex_);
+
+  std::atomic<std::size_t> count_{0};
+  mutable Mutex mutex_;
+  std::shared_ptr<const AttachmentList> list_ NEAP_GUARDED_BY(mutex_) = std::make_shared<AttachmentList>();
+};
+
+// What run() does when something is attached, kept out of the template. `outputs` appends the result's tensors.
+void run_hooked(HookPoint& unit, const AttachmentList& hooks, at::ArrayRef<at::Tensor> inputs,
                 c10::function_ref<void()> body, c10::function_ref<void(std::vector<at::Tensor>&)> outputs);
+
 }  // namespace internal
 
 // Detaches when destroyed. Movable; may outlive the hook point.
@@ -95,25 +120,24 @@ class [[nodiscard]] HookHandle {
   HookHandle(HookHandle&& other) noexcept = default;
   HookHandle& operator=(HookHandle&& other) noexcept;
 
-  // From now on the hook gets no new events, not even for graphs built while it was attached. Idempotent.
+  // From now on the hook gets no events, not even for graphs built while it was attached. Idempotent.
   void detach() noexcept;
   // False also when the hook point has gone.
   bool attached() const noexcept;
 
  private:
   friend class HookPoint;
-  HookHandle(std::weak_ptr<internal::Attachments> list, std::weak_ptr<internal::Attachment> attachment)
+  HookHandle(std::weak_ptr<internal::Attachments> list, std::weak_ptr<const internal::Attachment> attachment)
       : list_(std::move(list)), attachment_(std::move(attachment)) {}
 
   std::weak_ptr<internal::Attachments> list_;
-  std::weak_ptr<internal::Attachment> attachment_;
+  std::weak_ptr<const internal::Attachment> attachment_;
 };
 
 // One per module instance, owned by it. Hooks are not copied with the module.
 class HookPoint {
  public:
-  HookPoint();
-  ~HookPoint();
+  HookPoint() = default;
   HookPoint(const HookPoint&) = delete;
   HookPoint& operator=(const HookPoint&) = delete;
 
@@ -125,15 +149,10 @@ class HookPoint {
   // Hooks of equal order nest in the order they were attached, the first outermost.
   HookHandle attach(std::shared_ptr<UnitHook> hook, HookOrder order);
 
-  bool has_hooks() const noexcept { return count_.load(std::memory_order_acquire) != 0; }
+  bool has_hooks() const noexcept { return !attachments_->empty(); }
 
  private:
-  friend class internal::Attachments;
-
-  std::shared_ptr<const internal::AttachmentList> snapshot() const;
-
-  std::atomic<int> count_{0};
-  std::shared_ptr<internal::Attachments> attachments_;
+  std::shared_ptr<internal::Attachments> attachments_ = std::make_shared<internal::Attachments>();
 };
 
 // Mixin for torch::nn::Module subclasses, found by dynamic_cast. A copy of a module starts without hooks.
@@ -156,11 +175,10 @@ std::invoke_result_t<Body&> HookPoint::run(at::ArrayRef<at::Tensor> inputs, Body
   using Result = std::invoke_result_t<Body&>;
   static_assert(!std::is_void_v<Result> && !std::is_reference_v<Result>, "a unit returns its outputs by value");
   if (!has_hooks()) return body();
-  const auto hooks = snapshot();
-  if (hooks == nullptr) return body();
+  const auto hooks = attachments_->snapshot();
   std::optional<Result> result;
   internal::run_hooked(
-      *this, hooks, inputs, [&] { result.emplace(body()); },
+      *this, *hooks, inputs, [&] { result.emplace(body()); },
       [&](std::vector<at::Tensor>& outputs) {
         for_each_tensor(*result, [&](const at::Tensor& tensor) { outputs.push_back(tensor); });
       });

@@ -22,6 +22,6 @@ struct NamedHookPoint {
 std::vector<NamedHookPoint> find_hookables(torch::nn::Module& root);
 
 // The names of all modules in the same order, Hookable or not; for messages about names that match nothing.
-std::vector<std::string> module_names(const torch::nn::Module& root);
+std::vector<std::string> module_names(torch::nn::Module& root);
 
 }  // namespace neap::autograd

@@ -57,6 +57,9 @@ class SavedTensorScope {
 
  private:
   friend class ProxyEngine;
+  friend class ScopeProbe;
+  struct NoInstall {};
+  SavedTensorScope(SavedTensorPolicy* policy, NoInstall /*tag*/) noexcept;
 
   SavedTensorPolicy* policy_;
   SavedTensorScope* outer_;

@@ -1,0 +1,35 @@
+#include "neap/autograd/named_hook_points.h"
+
+#include <torch/nn/module.h>
+
+#include "neap/autograd/hook_point.h"
+
+namespace neap::autograd {
+namespace {
+
+// Not Module::named_modules(): that needs a root owned by a shared_ptr.
+template <class Visit>
+void visit_modules(const std::string& name, torch::nn::Module& module, const Visit& visit) {
+  visit(name, module);
+  for (const auto& child : module.named_children()) {
+    visit_modules(name.empty() ? child.key() : name + "." + child.key(), *child.value(), visit);
+  }
+}
+
+}  // namespace
+
+std::vector<NamedHookPoint> find_hookables(torch::nn::Module& root) {
+  std::vector<NamedHookPoint> found;
+  visit_modules("", root, [&](const std::string& name, torch::nn::Module& module) {
+    if (auto* hookable = dynamic_cast<Hookable*>(&module)) found.push_back({name, &hookable->hook_point()});
+  });
+  return found;
+}
+
+std::vector<std::string> module_names(torch::nn::Module& root) {
+  std::vector<std::string> names;
+  visit_modules("", root, [&](const std::string& name, torch::nn::Module&) { names.push_back(name); });
+  return names;
+}
+
+}  // namespace neap::autograd
