@@ -1,0 +1,89 @@
+// A decoder of the Llama family with its output head: the model `neap train` trains.
+//
+// Start here: `auto model = make_llama(config);  model->loss(ids, labels).backward();`, or model_from_hf(dir) of
+// hugging_face.h. Every decoder layer and its attention and mlp are hook points, found by their names:
+// model.layers.3, model.layers.3.self_attn, model.layers.3.mlp.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorOptions.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "neap/models/chunked_cross_entropy.h"
+#include "neap/models/layers.h"
+#include "neap/models/llama_config.h"
+
+namespace neap::models {
+
+class Embedding : public torch::nn::Module {
+ public:
+  Embedding(int64_t vocabulary, int64_t size, at::TensorOptions options);
+  at::Tensor weight;
+};
+
+// Children "0", "1", …
+class LayerList : public torch::nn::Module {
+ public:
+  LayerList(const LlamaConfig& config, at::TensorOptions options);
+  const std::vector<std::shared_ptr<DecoderLayer>>& layers() const { return layers_; }
+
+ private:
+  std::vector<std::shared_ptr<DecoderLayer>> layers_;
+};
+
+// The decoder without its head; named "model" in a CausalLM.
+class Decoder : public torch::nn::Module {
+ public:
+  Decoder(const LlamaConfig& config, at::TensorOptions options);
+
+  struct Output {
+    at::Tensor hidden;     // [batch, sequence, hidden], normalised
+    at::Tensor embedding;  // the embedding weight, for a tied head (see tied_embedding())
+  };
+  Output forward(const at::Tensor& ids);
+
+  std::shared_ptr<Embedding> embed_tokens;
+
+ private:
+  at::Tensor frequencies_on(c10::Device device);
+
+  LlamaConfig config_;
+  at::Tensor frequencies_;  // not a buffer: stays float32 whatever to() is asked for
+  std::shared_ptr<LayerList> layers_;
+  std::shared_ptr<RmsNorm> norm_;
+};
+
+class CausalLM : public torch::nn::Module {
+ public:
+  // Parameters are uninitialised and require gradients.
+  explicit CausalLM(LlamaConfig config, at::TensorOptions options = {});
+
+  // ids [batch, sequence] of int64 on the model's device, positions from 0.
+  at::Tensor hidden(const at::Tensor& ids);  // last hidden states, normalised: [batch, sequence, hidden]
+  at::Tensor logits(const at::Tensor& ids);  // [batch, sequence, vocabulary], whole in memory
+  // labels [batch, sequence]: labels[b, s] is the token that shall follow ids[b, s]. Nothing is shifted here.
+  at::Tensor loss(const at::Tensor& ids, const at::Tensor& labels, const LossOptions& options = {});
+
+  // Normal with config.initializer_range, norms 1, biases 0. Drawn on the CPU in float32: the same on every device.
+  void init_weights(uint64_t seed);
+
+  const LlamaConfig& config() const { return config_; }
+
+ private:
+  void check_ids(const at::Tensor& ids) const;
+  std::pair<at::Tensor, at::Tensor> hidden_and_head(const at::Tensor& ids);
+
+  LlamaConfig config_;
+  std::shared_ptr<Decoder> model_;
+  std::shared_ptr<Linear> lm_head_;  // null if tied
+};
+
+// A randomly initialised model. `options` give dtype and device.
+std::shared_ptr<CausalLM> make_llama(const LlamaConfig& config, at::TensorOptions options = {}, uint64_t seed = 0);
+
+}  // namespace neap::models

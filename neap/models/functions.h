@@ -1,0 +1,36 @@
+// Differentiable functions of the decoder that keep less for backward, and do it in fewer passes over memory, than the
+// composition of ATen operators they replace.
+//
+// Each one is made of ATen operators alone, so it runs on every device, and keeps what it needs through autograd's
+// saved tensors, so that offload sees it. Gradients are exact, but of first order: asking for a graph of the gradient
+// (create_graph) is a UserError. Thread-safe.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <utility>
+
+namespace neap::models {
+
+// cos and sin of position times frequency, both [sequence, head_dim / 2]. Made once per forward, shared by all layers.
+struct RotaryTables {
+  at::Tensor cos;
+  at::Tensor sin;
+};
+
+// x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32 whatever the dtype.
+// Keeps x, weight and one float per row.
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+
+// silu(gate) * up. Keeps gate and up.
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
+
+// Rotates the halves of each head of x [batch, sequence, heads, head_dim] by its position. Keeps only the tables.
+at::Tensor apply_rotary(const at::Tensor& x, const RotaryTables& tables);
+
+// The rows of `weight` that `ids` names, and `weight` again for a tied output projection. Taking both uses from one
+// function lets backward add the gradient of the rows into the gradient of the projection: no second dense
+// [vocabulary, hidden] gradient is made.
+std::pair<at::Tensor, at::Tensor> tied_embedding(const at::Tensor& weight, const at::Tensor& ids);
+
+}  // namespace neap::models

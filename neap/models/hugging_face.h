@@ -1,0 +1,30 @@
+// Models from and to Hugging Face directories: config.json, and model.safetensors or the shards that
+// model.safetensors.index.json names.
+#pragma once
+
+#include <c10/core/TensorOptions.h>
+
+#include <filesystem>
+#include <memory>
+
+#include "neap/base/bytes.h"
+#include "neap/models/causal_lm.h"
+
+namespace neap::models {
+
+// Fills the parameters of `model`, converting to their dtype and device. Names and shapes are compared first: missing,
+// unexpected and misshapen tensors are one UserError that lists them, and then the model is unchanged.
+void load_hf(CausalLM& model, const std::filesystem::path& dir);
+
+// The model that `dir` holds, on the device and in the dtype of `options` (default: float32 on the CPU).
+std::shared_ptr<CausalLM> model_from_hf(const std::filesystem::path& dir, at::TensorOptions options = {});
+
+struct SaveOptions {
+  Bytes max_shard = Bytes(int64_t{5} << 30);  // more than this is split into shards with an index
+};
+
+// Writes config.json and the weights in their own dtype. Every file appears whole or not at all (temporary file, fsync,
+// rename); the index, or the only weights file, comes last. Creates `dir`; leaves other files in it alone.
+void save_hf(const CausalLM& model, const std::filesystem::path& dir, const SaveOptions& options = {});
+
+}  // namespace neap::models
