@@ -50,16 +50,16 @@ struct Options {
   Prefetch prefetch = Automatic{};
   // So many units at the end of forward stay, since backward begins with them. None: one unit, or, with automatic
   // prefetch, the bytes that reloads were measured to need as a head start.
-  std::optional<int> keep_last;
+  std::optional<int> keep_last = std::nullopt;
   // Device bytes that may wait for their copies out. At the bound the compute stream waits, the host does not.
   Bytes max_in_flight{int64_t{256} << 20};
   // Idle host bytes kept for reuse.
   Bytes host_cache_limit{int64_t{4} << 30};
   // All host bytes. At the limit a storage stays on the device instead, with one warning. None: no limit.
-  std::optional<Bytes> host_limit;
+  std::optional<Bytes> host_limit = std::nullopt;
   // Page-locked host memory. Where it cannot be had, pageable memory is taken, with one warning.
   bool pin = true;
-  Policy policy;
+  Policy policy = nullptr;
 };
 
 // UserError that names the option, its value and the valid range.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "neap/base/bytes.h"
+#include "neap/offload/options.h"
 
 namespace neap::train {
 
@@ -20,7 +21,6 @@ enum class Schedule { kConstant, kLinear, kCosine };
 enum class Decay { kAll, kMatrices };
 enum class DeviceKind { kCpu, kSim, kCuda };
 enum class SimClock { kReal, kVirtual };
-enum class OffloadMode { kOff, kSync, kAsync };
 
 struct ModelSection {
   std::string path;
@@ -58,9 +58,9 @@ struct OptimSection {
 struct DeviceSection {
   DeviceKind type = DeviceKind::kCpu;
   int64_t index = 0;
-  // What follows describes the simulated accelerator. Zero sizes and rates mean "no limit".
+  // What follows describes the simulated accelerator. A rate of zero is no limit.
   int64_t count = 1;
-  Bytes capacity{};
+  std::optional<Bytes> capacity;  // none = unlimited
   SimClock clock = SimClock::kVirtual;
   Bytes d2h_per_s{};
   Bytes h2d_per_s{};
@@ -71,25 +71,12 @@ struct DeviceSection {
   bool hazard_check = false;
 };
 
-struct Prefetch {
-  enum class Kind { kAutomatic, kLayers, kBytes };
-  Kind kind = Kind::kAutomatic;
-  int64_t layers = 0;
-  Bytes bytes;
-};
-
 struct OffloadSection {
-  OffloadMode mode = OffloadMode::kOff;
+  // What the options mean, and their defaults, is written there; a run file begins with off.
+  offload::Options options{.mode = offload::Mode::kOff};
+  // Patterns of offload/selection.h; both lists count together.
   std::vector<std::string> modules;
   std::vector<std::string> layers;
-  Bytes device_budget;
-  Bytes min_bytes = Bytes(int64_t{1} << 20);
-  Prefetch prefetch;
-  int64_t keep_last = 1;
-  Bytes max_in_flight = Bytes(int64_t{256} << 20);
-  Bytes host_cache_limit = Bytes(int64_t{4} << 30);
-  std::optional<Bytes> host_limit;
-  bool pin = true;
 };
 
 struct LogSection {

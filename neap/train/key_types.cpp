@@ -208,19 +208,34 @@ Key bytes_key(std::string path, Access<Bytes> at, std::string help) {
   return key;
 }
 
-Key optional_bytes_key(std::string path, Access<std::optional<Bytes>> at, std::string help) {
-  Key key{.path = path, .type = "size or none", .range = "at least 0", .help = std::move(help), .set = {}, .show = {}};
+Key optional_bytes_key(std::string path, Access<std::optional<Bytes>> at, std::string none, std::string help) {
+  const std::string expected = std::string(kSize) + ", or " + none;
+  Key key{.path = path, .type = "size or " + none, .range = "", .help = std::move(help), .set = {}, .show = {}};
   key.set = [=](RunConfig& config, const RawValue& raw) {
-    const std::string expected = std::string(kSize) + ", or none";
     const std::string& text = scalar(path, raw, expected);
-    if (text == "none") {
-      at(config) = std::nullopt;
-    } else {
-      at(config) = bytes_of(path, raw, text, expected);
-    }
+    at(config) = text == none ? std::nullopt : std::optional(bytes_of(path, raw, text, expected));
   };
-  key.show = show_with<std::optional<Bytes>>(
-      at, [](const std::optional<Bytes>& value) { return value ? format_bytes(*value) : std::string("none"); });
+  key.show = [=](const RunConfig& config) {
+    const auto value = at(const_cast<RunConfig&>(config));
+    return value ? format_bytes(*value) : none;
+  };
+  return key;
+}
+
+Key optional_integer_key(std::string path, Access<std::optional<int>> at, std::string none, std::string help) {
+  constexpr int kLargest = 1'000'000;
+  const std::string expected = "an integer from 0 to " + std::to_string(kLargest) + ", or " + none;
+  Key key{.path = path, .type = "integer or " + none, .range = "", .help = std::move(help), .set = {}, .show = {}};
+  key.set = [=](RunConfig& config, const RawValue& raw) {
+    const std::string& text = scalar(path, raw, expected);
+    const auto value = parse_integer(text);
+    if (text != none && (!value || *value < 0 || *value > kLargest)) throw_bad_value(path, raw, expected);
+    at(config) = text == none ? std::nullopt : std::optional(static_cast<int>(*value));
+  };
+  key.show = [=](const RunConfig& config) {
+    const auto value = at(const_cast<RunConfig&>(config));
+    return value ? std::to_string(*value) : none;
+  };
   return key;
 }
 
@@ -263,36 +278,27 @@ Key duration_key(std::string path, Access<int64_t> at, std::string help) {
   return key;
 }
 
-Key prefetch_key(std::string path, Access<Prefetch> at, std::string help) {
-  const std::string expected = "automatic, a number of layers (2) or a size (64MiB)";
-  Key key{.path = path,
-          .type = "automatic, integer or size",
-          .range = "at least 0",
-          .help = std::move(help),
-          .set = {},
-          .show = {}};
+Key prefetch_key(std::string path, Access<offload::Prefetch> at, std::string help) {
+  const std::string expected = "automatic, a number of layers (2) or a size with its unit (64MiB)";
+  Key key{
+      .path = path, .type = "automatic, layers or size", .range = "", .help = std::move(help), .set = {}, .show = {}};
   key.set = [=](RunConfig& config, const RawValue& raw) {
     const std::string& text = scalar(path, raw, expected);
-    Prefetch prefetch;
-    if (const auto layers = parse_integer(text)) {
-      if (*layers < 0) throw_bad_value(path, raw, expected);
-      prefetch = {.kind = Prefetch::Kind::kLayers, .layers = *layers, .bytes = {}};
-    } else if (text != "automatic") {
-      if (text.empty() || text.find_first_of("0123456789") == std::string::npos) throw_bad_value(path, raw, expected);
-      prefetch = {.kind = Prefetch::Kind::kBytes, .layers = 0, .bytes = bytes_of(path, raw, text, expected)};
+    if (text == "automatic") {
+      at(config) = offload::Automatic{};
+    } else if (const auto layers = parse_integer(text)) {
+      if (*layers < 0 || *layers > 1'000'000) throw_bad_value(path, raw, expected);
+      at(config) = offload::Layers{static_cast<int>(*layers)};
+    } else {
+      at(config) = bytes_of(path, raw, text, expected);
     }
-    at(config) = prefetch;
   };
-  key.show = show_with<Prefetch>(at, [](const Prefetch& value) {
-    switch (value.kind) {
-      case Prefetch::Kind::kLayers:
-        return std::to_string(value.layers);
-      case Prefetch::Kind::kBytes:
-        // A size without a unit would read as a number of layers.
-        return value.bytes.count % 1024 == 0 && value.bytes.count > 0 ? format_bytes(value.bytes)
-                                                                      : std::to_string(value.bytes.count) + "B";
-      case Prefetch::Kind::kAutomatic:
-        break;
+  key.show = show_with<offload::Prefetch>(at, [](const offload::Prefetch& value) {
+    if (const auto* layers = std::get_if<offload::Layers>(&value)) return std::to_string(layers->count);
+    if (const auto* bytes = std::get_if<Bytes>(&value)) {
+      // A size without a unit would read as a number of layers.
+      const std::string text = format_bytes(*bytes);
+      return text.ends_with('B') ? text : text + "B";
     }
     return std::string("automatic");
   });

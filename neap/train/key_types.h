@@ -33,13 +33,15 @@ Key text_list_key(std::string path, Access<std::vector<std::string>> at, std::st
 Key number_list_key(std::string path, Access<std::vector<double>> at, size_t count, double low, double below,
                     std::string help);
 Key bytes_key(std::string path, Access<Bytes> at, std::string help);
-Key optional_bytes_key(std::string path, Access<std::optional<Bytes>> at, std::string help);
+// `none` is the word for no value.
+Key optional_bytes_key(std::string path, Access<std::optional<Bytes>> at, std::string none, std::string help);
+Key optional_integer_key(std::string path, Access<std::optional<int>> at, std::string none, std::string help);
 // "25GB/s"; "unlimited" or 0 is no limit.
 Key rate_key(std::string path, Access<Bytes> at, std::string help);
 // "10us", "2.5 ms"; a bare number has no unit and is an error, except 0.
 Key duration_key(std::string path, Access<int64_t> at, std::string help);
 // An integer is a number of layers, a size a number of bytes, or "automatic".
-Key prefetch_key(std::string path, Access<Prefetch> at, std::string help);
+Key prefetch_key(std::string path, Access<offload::Prefetch> at, std::string help);
 
 template <class E>
 Key choice_key(std::string path, Access<E> at, std::vector<std::pair<std::string, E>> choices, std::string help) {

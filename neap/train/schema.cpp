@@ -84,7 +84,8 @@ void add_device(std::vector<Key>& out) {
                              "Where the model lives. sim is the simulated accelerator."));
   out.push_back(integer_key("device.index", AT(device, index), 0, 127, "Which device of that type."));
   out.push_back(integer_key("device.count", AT(device, count), 1, 8, "sim: number of devices."));
-  out.push_back(bytes_key("device.capacity", AT(device, capacity), "sim: memory of each device; 0 is unlimited."));
+  out.push_back(
+      optional_bytes_key("device.capacity", AT(device, capacity), "unlimited", "sim: memory of each device."));
   out.push_back(choice_key<SimClock>(
       "device.clock", AT(device, clock), {{"real", SimClock::kReal}, {"virtual", SimClock::kVirtual}},
       "sim: measured time, or time computed from the values below, equal on every machine."));
@@ -101,31 +102,32 @@ void add_device(std::vector<Key>& out) {
 }
 
 void add_offload(std::vector<Key>& out) {
-  out.push_back(choice_key<OffloadMode>(
-      "offload.mode", AT(offload, mode),
-      {{"off", OffloadMode::kOff}, {"sync", OffloadMode::kSync}, {"async", OffloadMode::kAsync}},
+  using offload::Mode;
+  out.push_back(choice_key<Mode>(
+      "offload.mode", AT(offload, options.mode), {{"off", Mode::kOff}, {"sync", Mode::kSync}, {"async", Mode::kAsync}},
       "Saved activations leave the device until backward needs them: not at all, in line with compute, or beside it."));
   out.push_back(text_list_key("offload.modules", AT(offload, modules), "list of patterns",
                               "Modules whose activations may leave, such as model.layers.{*} or model.layers.{*}.mlp. "
-                              "Empty: the model's own list of layers."));
-  out.push_back(text_list_key("offload.layers", AT(offload, layers), "list of layers",
-                              "The same by number: 5, 0-10. Not together with offload.modules."));
-  out.push_back(bytes_key("offload.device_budget", AT(offload, device_budget),
+                              "None here and in offload.layers: the model's own list of layers."));
+  out.push_back(text_list_key("offload.layers", AT(offload, layers), "list of numbers and ranges",
+                              "The same by index into the model's list of layers: 5, 0-10."));
+  out.push_back(bytes_key("offload.device_budget", AT(offload, options.device_budget),
                           "Saved activations that may stay on the device; those needed last leave first."));
-  out.push_back(bytes_key("offload.min_bytes", AT(offload, min_bytes), "Smaller activations stay."));
-  out.push_back(prefetch_key("offload.prefetch", AT(offload, prefetch),
-                             "How far ahead of backward activations return: a number of layers, a size, or learned."));
-  out.push_back(
-      integer_key("offload.keep_last", AT(offload, keep_last), 0, kAny,
-                  "Modules at the end of the forward pass whose activations stay, since backward begins there."));
-  out.push_back(bytes_key("offload.max_in_flight", AT(offload, max_in_flight),
+  out.push_back(bytes_key("offload.min_bytes", AT(offload, options.min_bytes), "Smaller activations stay."));
+  out.push_back(prefetch_key("offload.prefetch", AT(offload, options.prefetch),
+                             "How far ahead of backward activations return: layers, bytes, or as measurements ask."));
+  out.push_back(optional_integer_key(
+      "offload.keep_last", AT(offload, options.keep_last), "automatic",
+      "Modules at the end of the forward pass whose activations stay, since backward begins there. automatic: one, or "
+      "with automatic prefetch as many bytes as reloads need for a head start."));
+  out.push_back(bytes_key("offload.max_in_flight", AT(offload, options.max_in_flight),
                           "Bytes on their way to the host at one time; at this bound compute waits."));
-  out.push_back(bytes_key("offload.host_cache_limit", AT(offload, host_cache_limit),
+  out.push_back(bytes_key("offload.host_cache_limit", AT(offload, options.host_cache_limit),
                           "Idle host memory kept for the next step; 0 keeps none."));
-  out.push_back(optional_bytes_key("offload.host_limit", AT(offload, host_limit),
+  out.push_back(optional_bytes_key("offload.host_limit", AT(offload, options.host_limit), "none",
                                    "All host memory for activations; beyond it they stay on the device."));
-  out.push_back(
-      boolean_key("offload.pin", AT(offload, pin), "Page-locked host memory, which copies need to be asynchronous."));
+  out.push_back(boolean_key("offload.pin", AT(offload, options.pin),
+                            "Page-locked host memory, which copies need to run beside compute."));
 }
 
 void add_log(std::vector<Key>& out) {
@@ -215,8 +217,6 @@ void check(const RunConfig& config) {
   NEAP_CHECK(!config.data.path.empty(), "[data.path] this key is required: the file of training data");
   NEAP_CHECK(config.optim.warmup <= config.train.steps, "[optim.warmup] expected at most train.steps, which is ",
              config.train.steps, "; found ", config.optim.warmup);
-  NEAP_CHECK(config.offload.modules.empty() || config.offload.layers.empty(),
-             "[offload.layers] expected either offload.modules or offload.layers; found both");
   if (config.device.type == DeviceKind::kSim) {
     NEAP_CHECK(config.device.index < config.device.count, "[device.index] expected less than device.count, which is ",
                config.device.count, "; found ", config.device.index);

@@ -82,7 +82,7 @@ TEST(Schema, NumbersMustBeFiniteAndInRange) {
 }
 
 TEST(Schema, ChoicesListWhatIsAllowed) {
-  EXPECT_EQ(with("offload.mode", scalar("async")).offload.mode, OffloadMode::kAsync);
+  EXPECT_EQ(with("offload.mode", scalar("async")).offload.options.mode, offload::Mode::kAsync);
   EXPECT_EQ(error_of("offload.mode", scalar("on")),
             "[t.yaml:3] offload.mode: expected off, sync or async; found \"on\"");
   EXPECT_THAT(error_of("data.shuffle", scalar("yes")), HasSubstr("expected true or false"));
@@ -91,12 +91,13 @@ TEST(Schema, ChoicesListWhatIsAllowed) {
 TEST(Schema, SizesRatesAndTimesCarryUnits) {
   EXPECT_EQ(with("device.capacity", scalar("1.5GiB")).device.capacity, Bytes(1610612736));
   EXPECT_EQ(with("device.capacity", scalar("0")).device.capacity, Bytes(0));
+  EXPECT_EQ(with("device.capacity", scalar("unlimited")).device.capacity, std::nullopt);
   EXPECT_EQ(with("device.d2h", scalar("25GB/s")).device.d2h_per_s, Bytes(25'000'000'000));
   EXPECT_EQ(with("device.d2h", scalar("unlimited")).device.d2h_per_s, Bytes(0));
   EXPECT_EQ(with("device.latency", scalar("2.5us")).device.latency_ns, 2500);
   EXPECT_EQ(with("device.latency", scalar("0")).device.latency_ns, 0);
-  EXPECT_EQ(with("offload.host_limit", scalar("2GiB")).offload.host_limit, Bytes(int64_t{2} << 30));
-  EXPECT_EQ(with("offload.host_limit", scalar("none")).offload.host_limit, std::nullopt);
+  EXPECT_EQ(with("offload.host_limit", scalar("2GiB")).offload.options.host_limit, Bytes(int64_t{2} << 30));
+  EXPECT_EQ(with("offload.host_limit", scalar("none")).offload.options.host_limit, std::nullopt);
   for (const char* bad : {"-1", "5 apples", "nan", "1e30"}) {
     EXPECT_THAT(error_of("device.capacity", scalar(bad)), HasSubstr("[t.yaml:3] device.capacity: expected a size"))
         << bad;
@@ -110,16 +111,21 @@ TEST(Schema, SizesRatesAndTimesCarryUnits) {
 }
 
 TEST(Schema, PrefetchIsLayersASizeOrAutomatic) {
-  const Prefetch layers = with("offload.prefetch", scalar("2")).offload.prefetch;
-  EXPECT_EQ(layers.kind, Prefetch::Kind::kLayers);
-  EXPECT_EQ(layers.layers, 2);
-  const Prefetch bytes = with("offload.prefetch", scalar("64MiB")).offload.prefetch;
-  EXPECT_EQ(bytes.kind, Prefetch::Kind::kBytes);
-  EXPECT_EQ(bytes.bytes, Bytes(64 << 20));
-  EXPECT_EQ(with("offload.prefetch", scalar("automatic")).offload.prefetch.kind, Prefetch::Kind::kAutomatic);
-  for (const char* bad : {"auto", "-1", "", "2 layers"}) {
+  const auto prefetch = [](const char* text) {
+    return with("offload.prefetch", scalar(text)).offload.options.prefetch;
+  };
+  EXPECT_EQ(prefetch("2"), offload::Prefetch(offload::Layers{2}));
+  EXPECT_EQ(prefetch("64MiB"), offload::Prefetch(Bytes(64 << 20)));
+  EXPECT_EQ(prefetch("automatic"), offload::Prefetch(offload::Automatic{}));
+  for (const char* bad : {"auto", "-1", "", "2 layers", "99999999999"}) {
     EXPECT_THAT(error_of("offload.prefetch", scalar(bad)), HasSubstr("offload.prefetch: expected automatic")) << bad;
   }
+}
+
+TEST(Schema, KeepLastIsANumberOrAutomatic) {
+  EXPECT_EQ(with("offload.keep_last", scalar("3")).offload.options.keep_last, 3);
+  EXPECT_EQ(with("offload.keep_last", scalar("automatic")).offload.options.keep_last, std::nullopt);
+  EXPECT_THAT(error_of("offload.keep_last", scalar("-1")), HasSubstr("an integer from 0 to 1000000, or automatic"));
 }
 
 TEST(Schema, ListsTakeOneValueOrSeveral) {
@@ -149,13 +155,11 @@ TEST(Schema, KeysThatContradictEachOtherAreErrors) {
   config.optim.warmup = 101;
   EXPECT_THAT(check_error(config), HasSubstr("[optim.warmup] expected at most train.steps, which is 100; found 101"));
   config = complete();
-  config.offload.modules = {"a"};
-  config.offload.layers = {"0-3"};
-  EXPECT_THAT(check_error(config), HasSubstr("found both"));
-  config = complete();
-  config.device = {.type = DeviceKind::kSim, .index = 2, .count = 2};
+  config.device.type = DeviceKind::kSim;
+  config.device.index = 2;
+  config.device.count = 2;
   EXPECT_THAT(check_error(config), HasSubstr("[device.index] expected less than device.count, which is 2; found 2"));
-  config.device = {.type = DeviceKind::kCpu, .index = 1};
+  config.device.type = DeviceKind::kCpu;
   EXPECT_THAT(check_error(config), HasSubstr("the only cpu"));
 }
 
