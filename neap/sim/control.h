@@ -116,7 +116,7 @@ class Control {
   virtual void reset_pinned_peak() = 0;
   virtual Counters counters(int device) const = 0;
   virtual void reset_counters(int device) = 0;
-  // The host's position on the device's virtual clock.
+  // The host's position on the device's clock; with Clock::kReal the steady clock.
   virtual int64_t host_time_ns(int device) const = 0;
 
   // What the hazard checker found since the last call, at most 100 texts. Each names both sides.

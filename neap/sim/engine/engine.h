@@ -125,7 +125,7 @@ class Engine {
   bool query(const Event& event) NEAP_EXCLUDES(mutex_);  // true when never recorded
   void synchronize(const Event& event) NEAP_EXCLUDES(mutex_);
   // From `from` to `to`, on the configured clock. UserError unless both were recorded and are complete.
-  double elapsed_ms(const Event& from, const Event& to) const NEAP_EXCLUDES(mutex_);
+  double elapsed_ms(const Event& from, const Event& to) NEAP_EXCLUDES(mutex_);
 
   // ---- reports
   // --------------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class Engine {
   Counters counters(int device) const NEAP_EXCLUDES(mutex_);
   void reset_counters(int device) NEAP_EXCLUDES(mutex_);
   std::vector<std::string> take_hazards() NEAP_EXCLUDES(mutex_);
-  int64_t host_time_ns(int device) const NEAP_EXCLUDES(mutex_);
+  int64_t host_time_ns(int device) NEAP_EXCLUDES(mutex_);
   int64_t stream_time_ns(const Stream* stream) const NEAP_EXCLUDES(mutex_);
   // Host work that the engine cannot see, such as an interpreter's.
   void advance_host(int device, double nanoseconds) NEAP_EXCLUDES(mutex_);
@@ -158,77 +158,89 @@ class Engine {
     Block* block;
     std::vector<std::shared_ptr<const Recording>> until;
   };
-  // Guarded by mutex_, but for the gates.
   struct Device {
     MemoryBook memory;
-    Block* live = nullptr;  // list of blocks
+    Block* live = nullptr;  // list of its blocks
     std::array<LinkSchedule, kNumLinks> links;
     Totals totals;
     int next_pool = 0;
     int next_high = 0;
     int next_new = 0;
-    std::string track;  // prefix of the recorder's tracks
-    std::array<LinkGate, kNumLinks> gates;
   };
-
-  Stream* make_stream(int device, int id) NEAP_EXCLUDES(mutex_);
-  Device& device_at(int device) const;
-  Host& host() const NEAP_REQUIRES(mutex_);
-
-  // Memory (engine_memory.cpp).
-  Block* charge(Stream* on, std::size_t bytes, const char* what, MemoryShortage* shortage) NEAP_EXCLUDES(mutex_);
-  bool make_room(int device, int64_t charge) NEAP_EXCLUDES(mutex_);
-  void uncharge(Block* block) NEAP_REQUIRES(mutex_);
-  void free_device_block(Block* block, std::vector<Block*>& dead) NEAP_REQUIRES(mutex_);
-  bool due(const LateFree& late) const NEAP_REQUIRES(mutex_);
-  void settle_late_frees() NEAP_EXCLUDES(mutex_);
-  void check_host_access(const void* data, std::size_t bytes, bool write, const char* what) NEAP_EXCLUDES(mutex_);
-  Block* find_block(const void* address) const NEAP_REQUIRES(mutex_);
-  void memory_changed(int device) NEAP_REQUIRES(mutex_);
-
-  // Work (engine_work.cpp).
+  // When work of a stream runs: it could at `ready` for all that the stream's own work and the host say; at `start` the
+  // events that it waits for are there too.
   struct Slot {
-    Picoseconds ready;  // by the stream and the host, leaving out events
+    Picoseconds ready;
     Picoseconds start;
   };
-  void open(Stream* stream, double host_nanoseconds) NEAP_REQUIRES(mutex_);
-  Slot place(Stream* stream) NEAP_REQUIRES(mutex_);
-  void account_idle(Stream* stream, Slot slot) NEAP_REQUIRES(mutex_);
-  void access(Stream* stream, std::span<const Range> ranges, const char* what) NEAP_REQUIRES(mutex_);
+
+  // engine.cpp
+  void apply(const DeviceConfig& config) NEAP_REQUIRES(mutex_);
+  Stream* make_stream(int device, int id) NEAP_EXCLUDES(mutex_);
+  int checked(int device) const;
+  Device& device_at(int device) NEAP_REQUIRES(mutex_) { return devices_[static_cast<std::size_t>(device)]; }
+  LinkGate& gate(int device, Link link) {
+    return gates_[static_cast<std::size_t>(device)][static_cast<std::size_t>(link)];
+  }
+  bool any_paused() const;
+  [[noreturn]] void throw_stuck() const;
+  Host& host() NEAP_REQUIRES(mutex_);
+  int64_t now_ns(int device) NEAP_REQUIRES(mutex_);  // of the configured clock
+
+  // engine_memory.cpp
+  Block* charge(Stream* on, std::size_t bytes, void* adopted, const char* what, MemoryShortage* shortage)
+      NEAP_EXCLUDES(mutex_);
+  Block* try_charge(Stream* on, std::size_t bytes, void* adopted, const char* what) NEAP_REQUIRES(mutex_);
+  bool uncharge(Block* block) NEAP_REQUIRES(mutex_);
+  void give_back(Block* block) NEAP_REQUIRES(mutex_);
+  void settle_late_frees() NEAP_EXCLUDES(mutex_);
+  bool wait_for_late_frees(int device) NEAP_EXCLUDES(mutex_);
+  void trace_memory(int device) NEAP_REQUIRES(mutex_);
+  const Block* find_block(const void* address) const NEAP_REQUIRES(mutex_);
+
+  // engine_work.cpp
+  void open(Stream* stream, Picoseconds host_cost) NEAP_REQUIRES(mutex_);
+  Slot place(const Stream* stream) NEAP_REQUIRES(mutex_);
+  void begin_work(Stream* stream, Slot slot) NEAP_REQUIRES(mutex_);
   void push(Stream* stream, Task task) NEAP_REQUIRES(mutex_);
-  void push_waits(Stream* stream) NEAP_REQUIRES(mutex_);
+  std::function<void()> copy_task(Stream* on, Link link, std::span<const Range> ranges, const char* what,
+                                  std::function<void()> work, std::chrono::nanoseconds duration) NEAP_REQUIRES(mutex_);
+  std::shared_ptr<Recording> make_recording(Stream* stream) NEAP_REQUIRES(mutex_);
   bool quiet(Stream* stream) NEAP_REQUIRES(mutex_);
   void wait_until_quiet(Stream* stream) NEAP_EXCLUDES(mutex_);
   void wait_for(const Recording& recording) const NEAP_EXCLUDES(mutex_);
-  bool reached(const Recording& recording) const NEAP_REQUIRES(mutex_);
-  void host_waits(int device, Picoseconds until, const VectorClock& seen) NEAP_REQUIRES(mutex_);
-  std::shared_ptr<Recording> make_recording(Stream* stream) NEAP_REQUIRES(mutex_);
-  [[noreturn]] void throw_stuck(int device) const;
-  bool any_paused(int device) const;
+  bool reached(const Recording& recording) NEAP_REQUIRES(mutex_);
+  void host_learns(const VectorClock& seen) NEAP_REQUIRES(mutex_);
+  void host_waits(int device, Picoseconds until, const char* what) NEAP_REQUIRES(mutex_);
 
-  // Reports (engine.cpp, hazards.cpp).
+  // engine_hazards.cpp
+  void check(Stream* stream, std::span<const Range> ranges, const char* what) NEAP_REQUIRES(mutex_);
+  void check_free(Block* block) NEAP_REQUIRES(mutex_);
+  void check_reuse(Stream* home) NEAP_REQUIRES(mutex_);
+  void check_host(const void* data, std::size_t bytes, bool write, const char* what) NEAP_EXCLUDES(mutex_);
   void report(const Block& block, const std::string& text) NEAP_REQUIRES(mutex_);
   std::string describe(const Access& access) const NEAP_REQUIRES(mutex_);
-  std::string stream_name(int index) const NEAP_REQUIRES(mutex_);
 
   const std::chrono::nanoseconds patience_;
-  std::atomic<int> device_count_;
+  std::atomic<int> device_count_{1};
   std::array<std::array<std::atomic<Stream*>, kMaxStreams>, kMaxDevices> streams_{};
-  std::array<std::unique_ptr<Device>, kMaxDevices> devices_;
+  std::array<std::array<LinkGate, kNumLinks>, kMaxDevices> gates_;
+  BlockStore blocks_;  // make() and discard() under mutex_
 
   mutable Mutex mutex_;
   DeviceConfig config_ NEAP_GUARDED_BY(mutex_);
   CostModel costs_ NEAP_GUARDED_BY(mutex_);
+  std::array<Device, kMaxDevices> devices_ NEAP_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<Stream>> by_index_ NEAP_GUARDED_BY(mutex_);
-  mutable Host shared_host_ NEAP_GUARDED_BY(mutex_);
-  uint64_t next_host_version_ NEAP_GUARDED_BY(mutex_) = 1;
+  Host shared_host_ NEAP_GUARDED_BY(mutex_);
+  uint64_t host_version_ NEAP_GUARDED_BY(mutex_) = 0;
   MemoryBook pinned_ NEAP_GUARDED_BY(mutex_);
   std::map<uintptr_t, Block*> pinned_blocks_ NEAP_GUARDED_BY(mutex_);  // by address
   std::vector<LateFree> late_frees_ NEAP_GUARDED_BY(mutex_);
+  std::atomic<bool> any_late_free_{false};
   std::vector<std::string> hazards_ NEAP_GUARDED_BY(mutex_);
   trace::Recorder* recorder_ NEAP_GUARDED_BY(mutex_) = nullptr;
   bool stopped_ NEAP_GUARDED_BY(mutex_) = false;
-  BlockStore blocks_;
 };
 
 }  // namespace neap::sim

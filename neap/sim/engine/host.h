@@ -19,7 +19,12 @@ struct Host {
   VectorClock seen;
   uint64_t version = 0;  // changes with `seen`; unique over all hosts of an Engine
 
-  Picoseconds& time(int device) { return times[per_device ? static_cast<std::size_t>(device) : 0]; }
+  uint32_t used = 0;  // bit per device
+
+  Picoseconds& time(int device) {
+    used |= uint32_t{1} << device;
+    return times[per_device ? static_cast<std::size_t>(device) : 0];
+  }
 };
 
 // While it lives, this thread has a host of its own: it starts from what the shared one knows, has one time for all

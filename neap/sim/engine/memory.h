@@ -8,6 +8,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -81,7 +83,7 @@ class MemoryBook {
 class BlockStore {
  public:
   BlockStore() = default;
-  ~BlockStore();
+  ~BlockStore() = default;
   BlockStore(const BlockStore&) = delete;
   BlockStore& operator=(const BlockStore&) = delete;
 
@@ -102,9 +104,8 @@ class BlockStore {
   void collect_retired();
 
   uint64_t next_id_ = 1;
-  std::vector<Block*> all_;
-  std::vector<Block*> resting_;  // ring: oldest first from resting_begin_
-  std::size_t resting_begin_ = 0;
+  std::vector<std::unique_ptr<Block>> all_;
+  std::deque<Block*> resting_;  // longest first
   std::atomic<Block*> retired_{nullptr};
 };
 

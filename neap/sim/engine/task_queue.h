@@ -17,9 +17,9 @@
 namespace neap::sim {
 
 struct Task {
-  std::function<void()> work;                 // a copy, including whatever must follow it
-  std::shared_ptr<Recording> record;          // or: finish this
-  std::shared_ptr<const Recording> wait_for;  // or: wait for this
+  std::function<void()> work = {};                 // a copy, including whatever must follow it
+  std::shared_ptr<Recording> record = {};          // or: finish this
+  std::shared_ptr<const Recording> wait_for = {};  // or: wait for this
 };
 
 // push() is called by one thread at a time (the Engine's lock); the rest by any.
@@ -43,7 +43,6 @@ class TaskQueue {
 
  private:
   void run() NEAP_EXCLUDES(mutex_);
-  void finish_one() NEAP_REQUIRES(mutex_);
 
   mutable Mutex mutex_;
   CondVar work_;

@@ -1,0 +1,39 @@
+// torch-free
+#include "neap/sim/engine/access_log.h"
+
+namespace neap::sim {
+
+void AccessLog::add(const Access& next, const VectorClock& seen) {
+  // Only the bytes that `next` covers become redundant; what sticks out on either side stays. A read replaces reads of
+  // its own stream; a write replaces everything that is ordered before it.
+  const std::size_t known = accesses_.size();
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < known; ++i) {
+    const Access earlier = accesses_[i];
+    const bool overlaps = earlier.begin < next.end && next.begin < earlier.end;
+    const bool replaced =
+        overlaps && (earlier.stream == next.stream ? next.write || !earlier.write
+                                                   : next.write && seen.at(earlier.stream) >= earlier.number);
+    if (!replaced) {
+      accesses_[kept++] = earlier;
+      continue;
+    }
+    // At most one entry falls apart in two for each one read, so the left part never overtakes the reading position.
+    if (earlier.begin < next.begin) {
+      accesses_[kept] = earlier;
+      accesses_[kept++].end = next.begin;
+    }
+    if (next.end < earlier.end) {
+      Access right = earlier;
+      right.begin = next.end;
+      accesses_.push_back(right);
+    }
+  }
+  // Entries that were split off stand behind `known`; close the gap in front of them.
+  accesses_.erase(accesses_.begin() + static_cast<std::ptrdiff_t>(kept),
+                  accesses_.begin() + static_cast<std::ptrdiff_t>(known));
+  if (accesses_.size() >= kLimit) accesses_.erase(accesses_.begin(), accesses_.begin() + kLimit / 2);
+  accesses_.push_back(next);
+}
+
+}  // namespace neap::sim
