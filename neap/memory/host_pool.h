@@ -72,7 +72,7 @@ class HostPool {
   struct Options {
     Bytes slab_size = PoolOptions{}.slab_size;
     Bytes cache_limit = PoolOptions{}.cache_limit;
-    std::optional<Bytes> host_limit;
+    std::optional<Bytes> host_limit = std::nullopt;
     // Pinned memory is what lets copies run beside the compute stream. Where it cannot be had the pool takes pageable
     // memory and says so once.
     bool pin = true;

@@ -20,7 +20,7 @@ struct PoolOptions {
   // Idle bytes the pool may keep for reuse. Beyond it, slabs that are wholly free go back, least recently used first.
   Bytes cache_limit{int64_t{4} << 30};
   // All bytes the pool may hold. None: no limit. Zero: nothing.
-  std::optional<Bytes> host_limit;
+  std::optional<Bytes> host_limit = std::nullopt;
 };
 
 // A snapshot. locked = in use + in flight + idle; sums are of whole blocks, but for `requested`, which is as asked.
@@ -63,11 +63,8 @@ class SlabSource {
 struct PoolBlock {
   std::byte* data = nullptr;
   SlabMemory* memory = nullptr;
-  int64_t size = 0;  // whole granules
   int64_t requested = 0;
-  int32_t slab = -1;  // never reused for another slab
-  int64_t offset = 0;
-  uint64_t serial = 0;  // of this acquisition: a stale handle is recognised
+  uint64_t serial = 0;  // of this acquisition, unique in the process: a stale or foreign handle is recognised
 
   [[nodiscard]] bool is_null() const noexcept { return memory == nullptr; }
 };

@@ -1,0 +1,62 @@
+#include "neap/device/copy.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <optional>
+
+#include "neap/base/error.h"
+#include "neap/device/device.h"
+
+namespace neap::device {
+namespace {
+
+// What lies above a plain copy: Python's dispatch modes, and the snapshot they take of the thread's state.
+constexpr c10::DispatchKeySet kPythonKeys({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
+
+void check_operand(const at::Tensor& tensor, const char* name, const Device& device) {
+  NEAP_ASSERT(tensor.scalar_type() == at::kByte && tensor.dim() == 1 && tensor.is_contiguous(), "copy: ", name,
+              " is not flat bytes");
+  NEAP_ASSERT(tensor.device() == device.c10_device() || tensor.is_cpu(), "copy: ", name, " is on ", tensor.device(),
+              ", the stream on ", device.c10_device());
+}
+
+}  // namespace
+
+at::Tensor byte_view(const c10::Storage& storage, int64_t offset, int64_t size) {
+  NEAP_ASSERT(offset >= 0 && size >= 0 && offset <= static_cast<int64_t>(storage.nbytes()) - size, "bytes [", offset,
+              ", ", offset, " + ", size, ") of a storage of ", storage.nbytes());
+  // Built by hand, not with at::empty().set_(): half the cost, and no dispatch mode or autograd state to mind.
+  const auto key = c10::computeDispatchKey(at::kByte, c10::kStrided, storage.device());
+  auto view = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(key),
+                                                       caffe2::TypeMeta::Make<uint8_t>());
+  auto* impl = view.unsafeGetTensorImpl();
+  impl->set_storage_offset(offset);
+  impl->set_sizes_contiguous({size});
+  return view;
+}
+
+at::Tensor byte_view(const c10::Storage& storage) {
+  return byte_view(storage, 0, static_cast<int64_t>(storage.nbytes()));
+}
+
+void copy_bytes_async(const at::Tensor& dst, const at::Tensor& src, const Stream& stream) {
+  auto& device = stream.device();
+  check_operand(dst, "destination", device);
+  check_operand(src, "source", device);
+  NEAP_ASSERT(dst.numel() == src.numel(), "copy of ", src.numel(), " bytes to ", dst.numel());
+  NEAP_ASSERT(!device.asynchronous() || !(dst.is_cpu() && src.is_cpu()), "copy on a stream of ", device.c10_device(),
+              " between two CPU tensors");
+  if (device.has_copy_hook_.load(std::memory_order_acquire)) {
+    device.copy_hook_({dst.is_cpu() ? Direction::kOut : Direction::kIn, Bytes(src.numel())});
+  }
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  c10::impl::ExcludeDispatchKeyGuard below_python(kPythonKeys);
+  std::optional<c10::StreamGuard> on_stream;
+  if (device.asynchronous()) on_stream.emplace(stream.unwrap());
+  dst.copy_(src, /*non_blocking=*/true);
+}
+
+}  // namespace neap::device
