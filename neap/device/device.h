@@ -43,10 +43,14 @@ struct MemoryStats {
   Bytes allocated, allocated_peak;
   Bytes reserved, reserved_peak;
   int64_t out_of_memory = 0;  // how often an allocation failed
+
+  bool operator==(const MemoryStats&) const = default;
 };
 
 struct Capacity {
   Bytes free, total;
+
+  bool operator==(const Capacity&) const = default;
 };
 
 struct Copy {
