@@ -3,9 +3,9 @@
 
 Runs on nothing but the standard library, changes nothing when all is in place, and then takes well under a second.
 
-torch is taken from, in this order: the interpreter named by NEAP_PYTHON, an environment in .venv that has it, python3 on
-PATH. Where none has torch 2.11 or newer, torch 2.13.0 is installed into .venv. A torch found elsewhere is used where it
-lies (a .pth file in .venv names its folder), so a CUDA build or a build of one's own is neither copied nor replaced.
+torch is taken from, in this order: the interpreter named by NEAP_PYTHON, an environment in .venv that has it, python3
+on PATH. Where none has torch 2.11 or newer, torch 2.13.0 is installed into .venv. A torch found elsewhere is used where
+it lies (a .pth file in .venv names its folder), so a CUDA build or a build of one's own is neither copied nor replaced.
 """
 
 import argparse
@@ -99,7 +99,7 @@ def choose_torch():
         found = torch_of(named) if shutil.which(named) else None
         if found is None or not new_enough(found[1]):
             have = f"has torch {found[1]}" if found else "has no torch"
-            raise SetupError(f"NEAP_PYTHON={named} {have}; torch 2.11 or newer is needed (unset it to have one installed)")
+            raise SetupError(f"NEAP_PYTHON={named} {have}; set it to one with torch 2.11 or newer, or unset it")
         return Path(named), found[0]
     for python in (PYTHON, shutil.which("python3"), sys.executable):
         found = torch_of(python) if python and Path(python).exists() else None
@@ -112,12 +112,14 @@ def is_own(python):
     return python.absolute() == PYTHON
 
 
+def version_of(python):
+    ask = [str(python), "-c", "import sys; print(sys.version_info[:2])"]
+    return subprocess.run(ask, capture_output=True, text=True, check=False).stdout
+
+
 def make_environment(python):
     if PYTHON.exists():
-        same = [str(python), "-c", "import sys; print(sys.version_info[:2])"]
-        versions = {subprocess.run([p, *same[1:]], capture_output=True, text=True, check=False).stdout
-                    for p in (str(PYTHON), str(python))}
-        if len(versions) == 1:
+        if version_of(PYTHON) == version_of(python):
             return
         say(f".venv has another Python than {python}; making it anew")
     say(f"making .venv from {python}")

@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""Runs every C++ test (ctest) and every Python test (pytest) of one build and says how many there were.
+
+Both run even when the first fails; the exit status is that of the worse. `make test` calls it.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run_ctest(build, results, arguments):
+    """Exit status and (tests, failures) counted test by test: ctest itself counts programs."""
+    results.mkdir(parents=True, exist_ok=True)
+    for old in results.glob("*.json"):
+        old.unlink()
+    # A value that ends in a slash is a folder: each test program writes a file of its own name there.
+    environment = os.environ | {"GTEST_OUTPUT": f"json:{results}/", "GTEST_COLOR": "no"}
+    command = ["ctest", "--test-dir", str(build), "--output-on-failure", "--no-tests=error", *arguments]
+    status = subprocess.run(command, env=environment, check=False).returncode
+    reports = [json.loads(path.read_text()) for path in results.glob("*.json")]
+    return status, sum(report["tests"] for report in reports), sum(report["failures"] for report in reports)
+
+
+def make(build, jobs, arguments):
+    """Builds the programs of the chosen tests; all of the build when none are chosen."""
+    chosen = []
+    if arguments:
+        listing = ["ctest", "--test-dir", str(build), "--show-only=json-v1", *arguments]
+        tests = json.loads(subprocess.run(listing, capture_output=True, text=True, check=True).stdout)["tests"]
+        # A test that is one of our programs has the name of its target (add_layer); others build what they need.
+        chosen = [test["name"] for test in tests if test["name"].endswith("_tests")]
+    return subprocess.run(["ninja", "-C", str(build), f"-j{jobs}", *chosen], check=False).returncode
+
+
+def run_pytest(build):
+    environment = os.environ | {"NEAP_BUILD_DIR": str(build), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}
+    command = [sys.executable, "-m", "pytest", "--quiet", "--durations=5", "--durations-min=5", "tests"]
+    return subprocess.run(command, env=environment, cwd=ROOT, check=False).returncode
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", type=Path, default=ROOT / "build" / "dev")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--no-pytest", action="store_true", help="C++ tests alone (sanitizer builds)")
+    parser.add_argument("--make", action="store_true", help="build the chosen tests first")
+    parser.add_argument("--regex", help="only C++ tests with a name that matches this expression")
+    options = parser.parse_args()
+    build = options.build.resolve()
+
+    filters = ["--tests-regex", options.regex] if options.regex else []
+    if options.make and make(build, options.jobs, filters) != 0:
+        return 1
+    began = time.monotonic()
+    status, tests, failures = run_ctest(build, build / "test-results", ["--parallel", str(options.jobs), *filters])
+    print(
+        f"\nC++: {tests} tests, {failures} failed, {time.monotonic() - began:.0f} s"
+        f"{'' if status == 0 else '; ctest reports a failure, see above'}",
+        flush=True,
+    )
+    if options.no_pytest:
+        return status
+
+    print(flush=True)
+    began = time.monotonic()
+    python_status = run_pytest(build)
+    print(f"Python: {'passed' if python_status == 0 else 'failed'}, {time.monotonic() - began:.0f} s", flush=True)
+    return status or python_status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
