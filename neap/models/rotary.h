@@ -13,7 +13,8 @@ namespace neap::models {
 // One float32 frequency per pair of a head's elements, [head_dim / 2] on the CPU, after scaling.
 at::Tensor rotary_frequencies(const LlamaConfig& config);
 
-// The angles are computed in float32 and rounded to `dtype` last. `frequencies` are on the device the tables shall be on.
+// The angles are computed in float32 and rounded to `dtype` last. `frequencies` are on the device the tables shall be
+// on.
 RotaryTables rotary_tables(const at::Tensor& frequencies, int64_t sequence, at::ScalarType dtype);
 
 }  // namespace neap::models

@@ -1,0 +1,142 @@
+#include "neap/models/functions.h"
+
+#include <ATen/ops/addcmul.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/index_put.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "neap/models/internal/first_order.h"
+
+namespace neap::models {
+namespace {
+
+using internal::require_first_order;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight, double eps) {
+    const at::Tensor wide = x.to(at::kFloat);
+    // The norm reads x once and writes one number per row; square().mean() would write another x.
+    at::Tensor scale = at::linalg_vector_norm(wide, 2, {-1}, /*keepdim=*/true);
+    scale = scale.square_().div_(static_cast<double>(x.size(-1))).add_(eps).rsqrt_();
+    context->save_for_backward({x, weight, scale});
+    const at::Tensor normed = at::mul(wide, scale);
+    return x.scalar_type() == at::kFloat ? normed.mul_(weight) : normed.to(x.scalar_type()).mul_(weight);
+  }
+
+  // With n = x * scale and g = grad * weight:  dx = scale * (g - n * mean(g * n)),  dweight = sum over rows of grad *
+  // n.
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    require_first_order("rms_norm");
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor& weight = saved[1];
+    const at::Tensor& scale = saved[2];
+    const int64_t size = weight.numel();
+    const at::Tensor grad = grads[0].to(at::kFloat);
+    const at::Tensor wide_weight = weight.to(at::kFloat);
+    const at::Tensor normed = saved[0].to(at::kFloat).mul(scale);
+    const at::Tensor product = grad.mul(normed);
+    at::Tensor grad_weight = product.view({-1, size}).sum(0).to(weight.scalar_type());
+    const at::Tensor mean = at::matmul(product, wide_weight).div_(-static_cast<double>(size)).unsqueeze_(-1);
+    at::Tensor grad_x = grad.mul(wide_weight).addcmul_(normed, mean).mul_(scale);
+    return {grad_x.to(saved[0].scalar_type()), std::move(grad_weight), {}};
+  }
+};
+
+struct SwigluFunction : torch::autograd::Function<SwigluFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& gate, const at::Tensor& up) {
+    context->save_for_backward({gate, up});
+    return at::silu(gate).mul_(up);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    require_first_order("swiglu");
+    const variable_list saved = context->get_saved_variables();
+    at::Tensor grad_up = at::silu(saved[0]).mul_(grads[0]);
+    at::Tensor grad_gate = at::silu_backward(grads[0].mul(saved[1]), saved[0]);
+    return {std::move(grad_gate), std::move(grad_up)};
+  }
+};
+
+// [first, second] → [first * cos - second * sin, second * cos + first * sin] for sign 1; the inverse for sign -1.
+at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, int sign) {
+  const int64_t half = x.size(-1) / 2;
+  const at::Tensor c = cos.unsqueeze(1);  // [sequence, 1, half]: one angle for all heads
+  const at::Tensor s = sin.unsqueeze(1);
+  const at::Tensor first = x.narrow(-1, 0, half);
+  const at::Tensor second = x.narrow(-1, half, half);
+  at::Tensor out = at::empty_like(x, at::MemoryFormat::Contiguous);
+  at::Tensor out_first = out.narrow(-1, 0, half);
+  at::Tensor out_second = out.narrow(-1, half, half);
+  at::mul_out(out_first, first, c).addcmul_(second, s, -sign);
+  at::mul_out(out_second, second, c).addcmul_(first, s, sign);
+  return out;
+}
+
+struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& cos,
+                            const at::Tensor& sin) {
+    context->save_for_backward({cos, sin});
+    return rotate(x, cos, sin, 1);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    require_first_order("apply_rotary");
+    const variable_list saved = context->get_saved_variables();
+    return {rotate(grads[0], saved[0], saved[1], -1), {}, {}};
+  }
+};
+
+struct TiedEmbeddingFunction : torch::autograd::Function<TiedEmbeddingFunction> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& weight, const at::Tensor& ids) {
+    context->save_for_backward({ids});
+    context->saved_data["sizes"] = weight.sizes();
+    context->set_materialize_grads(false);
+    return {at::embedding(weight, ids), weight};
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list& grads) {
+    require_first_order("tied_embedding");
+    const at::Tensor rows = std::move(grads[0]);
+    at::Tensor grad = std::move(grads[1]);
+    if (!rows.defined()) return {std::move(grad), {}};
+    const at::Tensor ids = context->get_saved_variables()[0];
+    if (!grad.defined()) {
+      grad = at::zeros(context->saved_data["sizes"].toIntVector(), rows.options());
+    } else if (grad.use_count() > 1) {
+      grad = grad.clone();  // somebody else, a tensor hook perhaps, still looks at it
+    }
+    // Accumulating index_put_ is deterministic on every device, which index_add_ is not.
+    const int64_t size = rows.size(-1);
+    grad.index_put_({ids.reshape({-1})}, rows.reshape({-1, size}), /*accumulate=*/true);
+    return {std::move(grad), {}};
+  }
+};
+
+}  // namespace
+
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  return RmsNormFunction::apply(x, weight, eps);
+}
+
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) { return SwigluFunction::apply(gate, up); }
+
+at::Tensor apply_rotary(const at::Tensor& x, const RotaryTables& tables) {
+  return RotaryFunction::apply(x, tables.cos, tables.sin);
+}
+
+std::pair<at::Tensor, at::Tensor> tied_embedding(const at::Tensor& weight, const at::Tensor& ids) {
+  variable_list outputs = TiedEmbeddingFunction::apply(weight, ids);
+  return {std::move(outputs[0]), std::move(outputs[1])};
+}
+
+}  // namespace neap::models

@@ -1,0 +1,89 @@
+#include "neap/models/layers.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+
+namespace neap::models {
+
+Linear::Linear(int64_t in, int64_t out, bool with_bias, at::TensorOptions options)
+    : weight(register_parameter("weight", at::empty({out, in}, options))) {
+  if (with_bias) bias = register_parameter("bias", at::empty({out}, options));
+}
+
+at::Tensor Linear::forward(const at::Tensor& x) const { return at::linear(x, weight, bias); }
+
+RmsNorm::RmsNorm(int64_t size, double eps, at::TensorOptions options)
+    : weight(register_parameter("weight", at::empty({size}, options))), eps_(eps) {}
+
+Attention::Attention(const LlamaConfig& config, at::TensorOptions options)
+    : head_dim_(config.head_dim), grouped_(config.num_key_value_heads != config.num_attention_heads) {
+  const int64_t queries = config.num_attention_heads * head_dim_;
+  const int64_t keys = config.num_key_value_heads * head_dim_;
+  const auto linear = [&](const char* name, int64_t in, int64_t out, bool bias) {
+    return register_module(name, std::make_shared<Linear>(in, out, bias, options));
+  };
+  q_proj_ = linear("q_proj", config.hidden_size, queries, config.qkv_bias);
+  k_proj_ = linear("k_proj", config.hidden_size, keys, config.qkv_bias);
+  v_proj_ = linear("v_proj", config.hidden_size, keys, config.qkv_bias);
+  o_proj_ = linear("o_proj", queries, config.hidden_size, config.output_bias);
+  if (!config.qk_norm) return;
+  q_norm_ = register_module("q_norm", std::make_shared<RmsNorm>(head_dim_, config.rms_norm_eps, options));
+  k_norm_ = register_module("k_norm", std::make_shared<RmsNorm>(head_dim_, config.rms_norm_eps, options));
+}
+
+at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rotary) {
+  return hook_point().run({x, rotary.cos, rotary.sin}, [&] { return body(x, rotary); });
+}
+
+at::Tensor Attention::body(const at::Tensor& x, const RotaryTables& rotary) const {
+  const int64_t batch = x.size(0);
+  const int64_t sequence = x.size(1);
+  const auto heads = [&](const at::Tensor& projected) { return projected.view({batch, sequence, -1, head_dim_}); };
+  at::Tensor query = heads(q_proj_->forward(x));
+  at::Tensor key = heads(k_proj_->forward(x));
+  const at::Tensor value = heads(v_proj_->forward(x));
+  if (q_norm_) {
+    query = q_norm_->forward(query);
+    key = k_norm_->forward(key);
+  }
+  query = apply_rotary(query, rotary);
+  key = apply_rotary(key, rotary);
+  const at::Tensor mixed = at::scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2),
+                                                            value.transpose(1, 2), /*attn_mask=*/{}, /*dropout_p=*/0.0,
+                                                            /*is_causal=*/true, /*scale=*/{}, /*enable_gqa=*/grouped_);
+  return o_proj_->forward(mixed.transpose(1, 2).reshape({batch, sequence, -1}));
+}
+
+Mlp::Mlp(const LlamaConfig& config, at::TensorOptions options) {
+  const auto linear = [&](const char* name, int64_t in, int64_t out) {
+    return register_module(name, std::make_shared<Linear>(in, out, config.mlp_bias, options));
+  };
+  gate_proj_ = linear("gate_proj", config.hidden_size, config.intermediate_size);
+  up_proj_ = linear("up_proj", config.hidden_size, config.intermediate_size);
+  down_proj_ = linear("down_proj", config.intermediate_size, config.hidden_size);
+}
+
+at::Tensor Mlp::forward(const at::Tensor& x) {
+  return hook_point().run({x},
+                          [&] { return down_proj_->forward(swiglu(gate_proj_->forward(x), up_proj_->forward(x))); });
+}
+
+DecoderLayer::DecoderLayer(const LlamaConfig& config, at::TensorOptions options) {
+  const auto norm = [&](const char* name) {
+    return register_module(name, std::make_shared<RmsNorm>(config.hidden_size, config.rms_norm_eps, options));
+  };
+  input_layernorm_ = norm("input_layernorm");
+  self_attn_ = register_module("self_attn", std::make_shared<Attention>(config, options));
+  post_attention_layernorm_ = norm("post_attention_layernorm");
+  mlp_ = register_module("mlp", std::make_shared<Mlp>(config, options));
+}
+
+at::Tensor DecoderLayer::forward(const at::Tensor& hidden, const RotaryTables& rotary) {
+  return hook_point().run({hidden, rotary.cos, rotary.sin}, [&] {
+    const at::Tensor attended = hidden + self_attn_->forward(input_layernorm_->forward(hidden), rotary);
+    return attended + mlp_->forward(post_attention_layernorm_->forward(attended));
+  });
+}
+
+}  // namespace neap::models
