@@ -47,8 +47,8 @@ struct StepReport {
   std::vector<std::string> never_hit;  // units configured that saved nothing in this step
   std::optional<Bytes> device_peak;    // as the device's allocator counts; empty on a plain CPU
   std::optional<Bytes> allocated_at_turn;  // when backward began
-  // What the peak was above the level at which backward began, beyond anything saved activations explain.
-  std::optional<Bytes> peak_elsewhere;
+  std::string peak_piece;                  // the piece of the step in which it was reached, in words
+  Bytes away_at_peak;                      // bytes that had left the device then
 
   // The host's side, and what has been learned.
   Bytes host_bytes;   // in use by saved storages now

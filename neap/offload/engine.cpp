@@ -1,0 +1,119 @@
+#include "neap/offload/engine.h"
+
+#include <torch/csrc/api/include/torch/nn/module.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "neap/autograd/hook_point.h"
+#include "neap/autograd/named_hook_points.h"
+#include "neap/base/error.h"
+#include "neap/offload/engine_state.h"
+#include "neap/offload/selection.h"
+#include "neap/offload/unit_hook.h"
+
+namespace neap::offload {
+namespace {
+
+struct AttachedUnit {
+  autograd::HookPoint* point;
+  size_t order;  // in the model
+  std::shared_ptr<OffloadHook> hook;
+  autograd::HookHandle handle;
+};
+
+std::vector<at::Tensor> parameters_and_buffers(const torch::nn::Module& model) {
+  std::vector<at::Tensor> all = model.parameters();
+  for (at::Tensor& buffer : model.buffers()) all.push_back(std::move(buffer));
+  std::erase_if(all, [](const at::Tensor& tensor) { return !tensor.defined(); });
+  return all;
+}
+
+}  // namespace
+
+class Engine::Impl {
+ public:
+  Impl(Options options, Resources resources)
+      : state_(std::make_shared<EngineState>(std::move(options), std::move(resources))) {}
+
+  ~Impl() {
+    detach();
+    state_->disconnect();
+  }
+
+  void attach(torch::nn::Module& model, const std::vector<std::string>& patterns) {
+    const MutexLock lock(mutex_);
+    NEAP_CHECK(attached_.empty() || model_ == &model,
+               "[offload] expected the model that this engine is attached to; found another; use an engine per model");
+    const auto points = autograd::find_hookables(model);
+    ModelNames names{autograd::module_names(model), {}};
+    for (const auto& point : points) names.units.push_back(point.name);
+    const auto chosen = select_units(names, patterns);
+    check_count(chosen, points);
+
+    auto tensors = parameters_and_buffers(model);
+    NEAP_CHECK(!tensors.empty(), "[offload] expected a model with parameters; found none, so its device is unknown");
+    state_->set_model(std::move(tensors));
+    model_ = &model;
+    for (const size_t i : chosen) attach_unit(points[i], i);
+    std::ranges::sort(attached_, {}, &AttachedUnit::order);
+  }
+
+  void detach() noexcept {
+    const MutexLock lock(mutex_);
+    attached_.clear();
+    model_ = nullptr;
+    state_->stop();
+  }
+
+  std::vector<std::string> unit_names() const {
+    const MutexLock lock(mutex_);
+    std::vector<std::string> names;
+    for (const AttachedUnit& unit : attached_) names.push_back(unit.hook->name());
+    return names;
+  }
+
+  EngineState& state() const { return *state_; }
+
+ private:
+  bool is_attached(const autograd::HookPoint* point) const {
+    return std::ranges::find(attached_, point, &AttachedUnit::point) != attached_.end();
+  }
+
+  // Before anything is attached, so that an engine is never left half attached.
+  void check_count(const std::vector<size_t>& chosen, const std::vector<autograd::NamedHookPoint>& points) const {
+    auto count = static_cast<int64_t>(attached_.size());
+    for (const size_t i : chosen) count += is_attached(points[i].point) ? 0 : 1;
+    validate(state_->options, count);
+  }
+
+  // A module under two names, or chosen by two patterns, is one unit.
+  void attach_unit(const autograd::NamedHookPoint& point, size_t order) {
+    if (is_attached(point.point)) return;
+    auto hook = std::make_shared<OffloadHook>(state_, point.name);
+    auto handle = point.point->attach(hook, autograd::HookOrder::kOffload);
+    attached_.push_back({point.point, order, std::move(hook), std::move(handle)});
+  }
+
+  const std::shared_ptr<EngineState> state_;
+  mutable Mutex mutex_;
+  const torch::nn::Module* model_ NEAP_GUARDED_BY(mutex_) = nullptr;  // compared only, never followed
+  std::vector<AttachedUnit> attached_ NEAP_GUARDED_BY(mutex_);
+};
+
+Engine::Engine(Options options, Resources resources) {
+  validate(options);
+  impl_ = std::make_unique<Impl>(std::move(options), std::move(resources));
+}
+Engine::~Engine() = default;
+
+void Engine::attach(torch::nn::Module& model, const std::vector<std::string>& patterns) {
+  impl_->attach(model, patterns);
+}
+void Engine::detach() noexcept { impl_->detach(); }
+std::vector<std::string> Engine::unit_names() const { return impl_->unit_names(); }
+const Options& Engine::options() const noexcept { return impl_->state().options; }
+StepReport Engine::take_step_report() { return impl_->state().take_report(); }
+memory::PoolCounters Engine::host_counters() const { return impl_->state().host_counters(); }
+
+}  // namespace neap::offload

@@ -1,0 +1,319 @@
+#include "neap/offload/engine_state.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "neap/base/error.h"
+#include "neap/base/log.h"
+#include "neap/trace/recorder.h"
+
+namespace neap::offload {
+namespace {
+
+// Where the windows start. Small against the activations of one unit of a large model, so that the first step does not
+// need memory that the later ones can do without; they widen as soon as that is too little.
+constexpr Bytes kFirstWindow{int64_t{16} << 20};
+constexpr Bytes kNoLimit{int64_t{1} << 60};
+
+// A pool with a limit must be able to use it: slabs that are small against it.
+Bytes slab_size(const Options& options) {
+  const Bytes usual = memory::HostPool::Options{}.slab_size;
+  if (!options.host_limit) return usual;
+  return std::clamp(Bytes(options.host_limit->count / 16), Bytes(memory::kGranularity), usual);
+}
+
+}  // namespace
+
+EngineState::EngineState(Options chosen, Resources resources)
+    : options(std::move(chosen)),
+      pool_(std::move(resources.pool)),
+      recorder_(resources.recorder),
+      release_window_(kFirstWindow, options.max_in_flight),
+      reload_window_(kFirstWindow, kNoLimit) {}
+
+void EngineState::set_model(std::vector<at::Tensor> parameters_and_buffers) {
+  const MutexLock lock(mutex);
+  model_.clear();
+  for (const at::Tensor& tensor : parameters_and_buffers) model_.emplace_back(tensor.getIntrusivePtr());
+  stopped_ = false;
+}
+
+int32_t EngineState::add_unit(std::string name) {
+  const MutexLock lock(mutex);
+  units_.push_back({std::move(name)});
+  return static_cast<int32_t>(units_.size()) - 1;
+}
+
+void EngineState::stop() {
+  const MutexLock lock(mutex);
+  stopped_ = true;
+  current_.clear();
+}
+
+void EngineState::disconnect() {
+  const MutexLock lock(mutex);
+  recorder_ = nullptr;
+}
+
+std::shared_ptr<Tape> EngineState::enter(int32_t unit, const std::shared_ptr<Tape>& within) {
+  const MutexLock lock(mutex);
+  if (stopped_) return nullptr;
+  if (within != nullptr) return within;  // a unit inside a unit is part of its run
+  auto current = std::ranges::find(current_, std::this_thread::get_id(), &Tape::thread);
+  if (current == current_.end()) {
+    // Passes of threads that have gone, and of others that nothing belongs to yet.
+    std::erase_if(current_, [](const auto& tape) { return tape.use_count() == 1; });
+    current = current_.insert(current_.end(), nullptr);
+  }
+  // A unit that runs again begins another pass, and so does any unit after backward has begun.
+  if (*current == nullptr || (*current)->turned() || (*current)->has_run(unit)) {
+    current->reset();
+    auto tape = begin_pass();
+    if (tape == nullptr) return current_.erase(current), nullptr;
+    *current = std::move(tape);
+  }
+  Tape& tape = **current;
+  tape.begin_run(unit);
+  ++run_;
+  look({Piece::Kind::kForward, unit});
+  Moment now = tape.link().now();
+  settle(now);
+  return *current;
+}
+
+void EngineState::leave(int32_t unit, int64_t begin_ns, int64_t saved, int64_t kept) noexcept {
+  const MutexLock lock(mutex);
+  report.saved_tensors += saved;
+  report.kept_tensors += kept;
+  look({Piece::Kind::kAfterForward, unit});
+  if (recorder_ == nullptr) return;
+  const auto& name = units_[static_cast<size_t>(unit)].name;
+  const int64_t now = link_->device().now_ns();
+  recorder_->span("offload/forward", name, begin_ns, now, {{"saved", saved}, {"kept", kept}});
+  recorder_->counter("offload/bytes", "in flight", now, static_cast<double>(in_flight_.bytes().count));
+  recorder_->counter("offload/bytes", "away", now, static_cast<double>(away.count));
+}
+
+std::shared_ptr<Tape> EngineState::begin_pass() {
+  refresh_device();
+  if (link_ == nullptr) return nullptr;
+  learn();
+  departure_ = Departure(tail(), learned_);
+  return std::make_shared<Tape>(shared_from_this(), link_);
+}
+
+// The model may have been moved, and its parameters may lie in other storages than at the last pass (`module.to()`,
+// sharding); what lay where they were is no longer special, but nothing is saved from it either.
+void EngineState::refresh_device() {
+  std::optional<c10::Device> device;
+  for (const auto& weak : model_) {
+    const auto impl = weak.lock();
+    if (!impl) continue;
+    const at::Tensor tensor(impl);
+    residents.add(tensor);
+    if (!device) device = tensor.device();
+  }
+  if (!device) {
+    link_.reset();
+    return;
+  }
+  auto& found = device::Device::of(*device);
+  if (link_ != nullptr && &link_->device() == &found) return;
+  link_ = std::make_shared<Link>(found, options.mode == Mode::kAsync);
+  if (pool_ == nullptr || (own_pool_ && pool_->options().device != found.c10_device())) {
+    own_pool_ = true;
+    pool_ = std::make_shared<memory::HostPool>(memory::HostPool::Options{.slab_size = slab_size(options),
+                                                                         .cache_limit = options.host_cache_limit,
+                                                                         .host_limit = options.host_limit,
+                                                                         .pin = options.pin,
+                                                                         .device = found.c10_device()});
+  }
+}
+
+void EngineState::learn() {
+  link_->out_stalls().settle();
+  link_->in_stalls().settle();
+  release_window_.learn(link_->out_stalls().take_summary(), link_->out_ns_per_byte());
+  reload_window_.learn(link_->in_stalls().take_summary(), link_->in_ns_per_byte());
+}
+
+Departure::Tail EngineState::tail() const {
+  const bool learned = automatic() && !options.keep_last && link_->overlaps();
+  return {.keep_runs = learned ? 0 : options.keep_last.value_or(1),
+          .keep_bytes = learned ? std::max(options.device_budget, reload_window_.size()) : options.device_budget};
+}
+
+void EngineState::saved(SavedStorage& storage, const Tape& tape, Moment& now) {
+  units_[static_cast<size_t>(storage.unit())].hit = true;
+  if (tape.bytes().count == 0) ++report.passes;
+  report.saved_bytes += storage.size();
+  if (departure_.leaves_at_once(tape.runs() - 1, tape.bytes(), storage.size())) {
+    launch(storage, now);
+  } else {
+    waiting_.push(storage);
+  }
+  settle(now);
+}
+
+void EngineState::saved_again(SavedStorage& storage, int32_t unit) {
+  units_[static_cast<size_t>(unit)].hit = true;
+  if (!waiting_.contains(storage)) return;
+  waiting_.remove(storage);  // its use in backward has come nearer to the end
+  waiting_.push(storage);
+}
+
+// Sends away what can no longer be in the tail, then lets go of what is on its way out.
+void EngineState::settle(Moment& now) {
+  while (SavedStorage* oldest = waiting_.front()) {
+    if (!departure_.must_leave(run_ - oldest->run, waiting_.bytes())) break;
+    waiting_.remove(*oldest);
+    launch(*oldest, now);
+  }
+  relieve(now);
+}
+
+void EngineState::launch(SavedStorage& storage, Moment& now) {
+  auto buffer = pool_->try_acquire(storage.size());
+  if (!buffer) {
+    storage.keep();
+    if (!std::exchange(warned_of_host_limit_, true)) {
+      log_warning("[offload.host_limit] no host memory for another ", storage.size(),
+                  " (held now: ", pool_->counters().locked,
+                  "); saved tensors stay on the device until some comes back");
+    }
+    return;
+  }
+  storage.copy_out(storage.tape()->link(), *std::move(buffer), now);
+  report.offloaded_bytes += storage.size();
+  ++report.offloaded_storages;
+  if (storage.state() == StorageState::kCopyingOut) in_flight_.push(storage);
+}
+
+// Copies are let go in the order they were begun. Beyond the bound the compute stream waits for the oldest; within it
+// only what has arrived is let go.
+void EngineState::relieve(Moment& now) {
+  const Bytes bound = std::min(options.max_in_flight, release_window_.size());
+  while (SavedStorage* oldest = in_flight_.front()) {
+    if (in_flight_.bytes() > bound) {
+      oldest->tape()->link().out_stalls().add(now.event(), oldest->copied(), oldest->size());
+    } else if (!oldest->copied().query()) {
+      break;
+    }
+    in_flight_.remove(*oldest);
+    oldest->release();
+  }
+}
+
+void EngineState::leave_queues(SavedStorage& storage) {
+  waiting_.remove(storage);
+  in_flight_.remove(storage);
+}
+
+void EngineState::begin_backward(int32_t unit) {
+  const MutexLock lock(mutex);
+  look({Piece::Kind::kBackward, unit});
+}
+
+void EngineState::end_backward(int32_t unit) {
+  const MutexLock lock(mutex);
+  look({Piece::Kind::kAfterBackward, unit});
+}
+
+// Backward has come to the pass: this is how long it was, and now it shows what offload has done for it.
+void EngineState::turned(const Tape& tape) {
+  learned_ = PassShape{tape.runs(), tape.bytes()};
+  Bytes left, freed;
+  std::vector<Bytes> held(units_.size());
+  tape.for_each_storage([&](const SavedStorage& storage) {
+    if (storage.state() != StorageState::kHost) return;
+    left += storage.size();
+    if (storage.key().identity.expired()) {
+      freed += storage.size();
+    } else {
+      held[static_cast<size_t>(storage.unit())] += storage.size();
+    }
+  });
+  if (left < report.planned_drop) return;  // the report is about the largest pass
+  report.planned_drop = left;
+  report.measured_drop = freed;
+  report.stayed_bytes = tape.bytes() - left;
+  report.still_referenced.clear();
+  for (size_t i = 0; i < held.size(); ++i) {
+    if (held[i].count > 0) report.still_referenced.push_back({units_[i].name, held[i]});
+  }
+  if (const auto stats = link_->device().memory_stats()) report.allocated_at_turn = stats->allocated;
+}
+
+void EngineState::reloaded(const SavedStorage& storage, bool late) {
+  report.reloaded_bytes += storage.size();
+  ++report.reloaded_storages;
+  if (!late) return;
+  ++report.late_reloads;
+  if (recorder_ == nullptr) return;
+  recorder_->instant("offload/late reloads", units_[static_cast<size_t>(storage.unit())].name,
+                     storage.tape()->link().device().now_ns(), {{"bytes", storage.size()}});
+}
+
+Prefetcher::Reach EngineState::reach(int64_t run) const {
+  if (const auto* layers = std::get_if<Layers>(&options.prefetch)) {
+    if (layers->count == 0) return {.bytes = Bytes(0)};
+    return {.first_run = run - layers->count};
+  }
+  if (const auto* bytes = std::get_if<Bytes>(&options.prefetch)) return {.bytes = *bytes};
+  return {.bytes = reload_window_.size()};
+}
+
+void EngineState::look(Piece next) {
+  if (link_ == nullptr) return;
+  if (const auto stats = link_->device().memory_stats()) peak_.look(stats->allocated_peak, away, next);
+}
+
+std::string EngineState::words(Piece piece) const {
+  using enum Piece::Kind;
+  if (piece.kind == kOutside) return "outside of the units";
+  const std::string& unit = units_[static_cast<size_t>(piece.unit)].name;
+  switch (piece.kind) {
+    case kForward:
+      return "in the forward of " + unit;
+    case kAfterForward:
+      return "after the forward of " + unit;
+    case kBackward:
+      return "in the backward of " + unit;
+    default:
+      return "after the backward of " + unit;
+  }
+}
+
+StepReport EngineState::take_report() {
+  const MutexLock lock(mutex);
+  if (link_ != nullptr) {
+    link_->out_stalls().settle();
+    link_->in_stalls().settle();
+    report.exposed_wait_ns += link_->out_stalls().take_exposed_ns() + link_->in_stalls().take_exposed_ns();
+    look({});
+    if (const auto stats = link_->device().memory_stats()) {
+      report.device_peak = stats->allocated_peak;
+      report.peak_piece = words(peak_.at_peak());
+      report.away_at_peak = peak_.away();
+    }
+  }
+  for (Unit& unit : units_) {
+    if (!std::exchange(unit.hit, false) && report.saved_tensors > 0) report.never_hit.push_back(unit.name);
+  }
+  if (pool_ != nullptr) {
+    const memory::PoolCounters host = pool_->counters();
+    report.host_bytes = host.requested;
+    report.host_locked = host.locked;
+    report.host_locked_peak = host.locked_peak;
+  }
+  report.prefetch_window = reach(0).bytes;
+  report.in_flight_window = std::min(options.max_in_flight, release_window_.size());
+  return std::exchange(report, {});
+}
+
+memory::PoolCounters EngineState::host_counters() {
+  const MutexLock lock(mutex);
+  return pool_ == nullptr ? memory::PoolCounters{} : pool_->counters();
+}
+
+}  // namespace neap::offload

@@ -1,0 +1,108 @@
+// What an engine and the graphs it has seen share; lives as long as the longest of them. Private to neap/offload.
+//
+// Here everything is decided that concerns more than one pass: who leaves the device and when, how much may be in
+// flight, how far prefetch reaches, and what the report says. One lock guards it together with all tapes and storages.
+#pragma once
+
+#include <c10/core/TensorImpl.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "neap/autograd/resident_storages.h"
+#include "neap/base/mutex.h"
+#include "neap/memory/host_pool.h"
+#include "neap/offload/adaptive_window.h"
+#include "neap/offload/departure.h"
+#include "neap/offload/engine.h"
+#include "neap/offload/peak_watch.h"
+#include "neap/offload/tape.h"
+
+namespace neap::offload {
+
+class EngineState : public std::enable_shared_from_this<EngineState> {
+ public:
+  EngineState(Options options, Resources resources);
+
+  const Options options;
+  autograd::ResidentStorages residents;  // has its own lock
+  Mutex mutex;
+  StepReport report;  // since the last one; guarded by the mutex
+  Bytes away;         // of storages that are on the host alone now; guarded by the mutex
+
+  // ---- set up
+  // The tensors that are never offloaded, wherever their storages may be moved to later, and the units' names. The
+  // device is that of the first of the tensors.
+  void set_model(std::vector<at::Tensor> parameters_and_buffers);
+  int32_t add_unit(std::string name);
+  // Forward passes leave no trace from now on.
+  void stop();
+  // The engine is going: what it was given by others may go too.
+  void disconnect();
+
+  // ---- forward
+  // A unit begins: in the pass that this thread is in, or in a new one. Null: nothing can be offloaded now. `within` is
+  // the tape of a surrounding unit of this engine, or null.
+  std::shared_ptr<Tape> enter(int32_t unit, const std::shared_ptr<Tape>& within);
+  // It ends, by return or exception, having saved and kept so many tensors.
+  void leave(int32_t unit, int64_t begin_ns, int64_t saved, int64_t kept) noexcept;
+  int64_t run() const { return run_; }  // locked: number of the latest run of any unit
+
+  // Decides where a new storage goes, and acts. Locked.
+  void saved(SavedStorage& storage, const Tape& tape, Moment& now);
+  void saved_again(SavedStorage& storage, int32_t unit);  // locked
+
+  // ---- backward
+  void begin_backward(int32_t unit);
+  void end_backward(int32_t unit);
+  // The rest is locked.
+  void turned(const Tape& tape);
+  void reloaded(const SavedStorage& storage, bool late);
+  Prefetcher::Reach reach(int64_t run) const;
+  void widen_prefetch() { reload_window_.widen(); }
+
+  void leave_queues(SavedStorage& storage);
+
+  StepReport take_report();
+  memory::PoolCounters host_counters();
+
+ private:
+  struct Unit {
+    std::string name;
+    bool hit = false;  // since the last report
+  };
+
+  std::shared_ptr<Tape> begin_pass();
+  void refresh_device();
+  void learn();
+  void launch(SavedStorage& storage, Moment& now);
+  void settle(Moment& now);
+  void relieve(Moment& now);
+  Departure::Tail tail() const;
+  bool automatic() const { return std::holds_alternative<Automatic>(options.prefetch); }
+  void look(Piece next);
+  std::string words(Piece piece) const;
+
+  // All guarded by the mutex.
+  std::shared_ptr<memory::HostPool> pool_;
+  bool own_pool_ = false;
+  std::shared_ptr<Link> link_;
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> model_;
+  std::vector<Unit> units_;
+  bool stopped_ = false;
+  trace::Recorder* recorder_;                   // null once the engine has stopped
+  std::vector<std::shared_ptr<Tape>> current_;  // one per thread that runs forward
+  std::optional<PassShape> learned_;
+  Departure departure_{{}, std::nullopt};
+  int64_t run_ = 0;
+  StorageQueue<SavedStorage, &SavedStorage::waiting> waiting_;
+  StorageQueue<SavedStorage, &SavedStorage::in_flight> in_flight_;
+  AdaptiveWindow release_window_, reload_window_;
+  PeakWatch peak_;
+  bool warned_of_host_limit_ = false;
+};
+
+}  // namespace neap::offload

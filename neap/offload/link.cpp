@@ -1,0 +1,101 @@
+#include "neap/offload/link.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <exception>
+#include <optional>
+#include <utility>
+
+#include "neap/device/copy.h"
+
+namespace neap::offload {
+
+Link::Link(device::Device& device, bool overlap) : device_(device), overlaps_(overlap && device.asynchronous()) {}
+
+device::Event Link::copy_out(const c10::Storage& source, ByteRange range, memory::HostBuffer& host, Moment& now) {
+  const at::Tensor to = host.tensor();
+  const at::Tensor from = device::byte_view(source, range.begin, range.size());
+  if (!overlaps_) {
+    copy_in_order(to, from, now.stream(), out_stalls_);
+    host.set_pending(now.stream().record());
+    return {};
+  }
+  const device::Stream out = device_.copy_stream(device::Direction::kOut);
+  out.wait(now.event());
+  device::Event done = enqueue(to, from, out, out_rate_);
+  host.set_pending(done);
+  return done;
+}
+
+device::Event Link::copy_in(memory::HostBuffer& host, const c10::Storage& target, int64_t pad, Moment& now) {
+  const at::Tensor from = host.tensor();
+  const at::Tensor to = device::byte_view(target, pad, from.numel());
+  if (!overlaps_) {
+    copy_in_order(to, from, now.stream(), in_stalls_);
+    host.set_pending(now.stream().record());
+    return {};
+  }
+  const device::Stream in = device_.copy_stream(device::Direction::kIn);
+  // The bytes may still be on their way out; and the compute stream may still use what lay where `target` now is.
+  in.wait(host.pending());
+  in.wait(now.event());
+  device::Event done = enqueue(to, from, in, in_rate_);
+  host.set_pending(done);
+  return done;
+}
+
+device::Event Link::enqueue(const at::Tensor& to, const at::Tensor& from, const device::Stream& copies,
+                            LinkRate& rate) {
+  device::Event begin;
+  if (rate.wants_sample()) begin = copies.record_timed();
+  device::copy_bytes_async(to, from, copies);
+  device::Event done;
+  try {
+    done = copies.record_timed();
+  } catch (...) {
+    // The copy is under way and nothing says when it ends: the caller is about to let go of both sides.
+    copies.synchronize();
+    throw;
+  }
+  if (!begin.is_null()) rate.add(std::move(begin), done, Bytes(from.numel()));
+  return done;
+}
+
+void Link::copy_in_order(const at::Tensor& to, const at::Tensor& from, const device::Stream& compute,
+                         StallMeter& stalls) {
+  if (!device_.asynchronous()) {
+    const int64_t begin = device_.now_ns();
+    device::copy_bytes_async(to, from, compute);
+    stalls.add_exposed_ns(device_.now_ns() - begin);
+    return;
+  }
+  device::Event begin = compute.record_timed();
+  device::copy_bytes_async(to, from, compute);
+  try {
+    stalls.add(std::move(begin), compute.record_timed(), Bytes(from.numel()));
+  } catch (...) {
+    compute.synchronize();
+    throw;
+  }
+}
+
+c10::Storage Link::allocate(int64_t bytes) const {
+  const c10::DeviceGuard guard(device_.c10_device());
+  c10::Allocator* allocator = c10::GetAllocator(device_.c10_device().type());
+  const auto size = static_cast<size_t>(bytes);
+  return c10::Storage(c10::Storage::use_byte_size_t(), size, allocator->allocate(size), allocator, /*resizable=*/true);
+}
+
+std::optional<double> Link::out_ns_per_byte() {
+  out_rate_.settle();
+  return out_rate_.ns_per_byte();
+}
+
+std::optional<double> Link::in_ns_per_byte() {
+  in_rate_.settle();
+  return in_rate_.ns_per_byte();
+}
+
+}  // namespace neap::offload

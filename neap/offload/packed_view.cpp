@@ -1,0 +1,44 @@
+#include "neap/offload/packed_view.h"
+
+#include <utility>
+
+#include "neap/offload/unit_hook.h"
+
+namespace neap::offload {
+namespace {
+
+// tensor.detach() without the dispatcher: shares memory and version counter, has no history.
+at::Tensor alias(const at::Tensor& tensor) {
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
+}
+
+}  // namespace
+
+void PackedView::call_pack_hook(const at::Tensor& tensor) {
+  version_ = autograd::VersionStamp(tensor);
+  PackScope& scope = *std::exchange(scope_, nullptr);
+  scope.count_saved();
+  if (scope.may_leave(tensor)) {
+    place_ = scope.tape().pack(tensor, scope.unit());
+    if (place_.storage != nullptr) {
+      layout_ = TensorLayout(tensor);
+      return;
+    }
+  }
+  scope.count_kept();
+  kept_ = alias(tensor);
+}
+
+at::Tensor PackedView::call_unpack_hook() {
+  if (place_.storage == nullptr) {
+    version_.check(kept_.options(), kept_.sizes());
+    return kept_;
+  }
+  Tape& tape = *place_.storage->tape();
+  version_.check(layout_.options(tape.device()), layout_.sizes());
+  const Unpacked bytes = tape.unpack(place_);
+  return layout_.over(bytes.device, bytes.origin);
+}
+
+}  // namespace neap::offload

@@ -1,0 +1,121 @@
+// One storage that autograd saved for backward, and its moves between device and host.
+//
+// Owned by the tensors saved from it (PackedView), which count themselves in and out; each is a view of the same bytes.
+// The storage is identified by weak reference: what other owners do with their references is their affair, and the
+// memory is free when the last of them and ours are gone.
+//
+// Device memory that we let go is given out again only behind our own copies of it: either the stream that owns it
+// (`home`) has waited for them, or the allocator was told that the copy stream uses it. (Memory that lives on a third
+// stream is safe too: who uses it on `home` has to record it there, and that record is behind our wait.) Nobody waits
+// on the host.
+//
+// Not thread-safe: guarded by the engine's lock.
+#pragma once
+
+#include <c10/core/Storage.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "neap/autograd/storage_identity.h"
+#include "neap/device/event.h"
+#include "neap/device/stream.h"
+#include "neap/memory/host_pool.h"
+#include "neap/offload/link.h"
+#include "neap/offload/storage_queue.h"
+#include "neap/offload/storage_state.h"
+
+namespace neap::offload {
+
+class Tape;
+
+// What makes two saved tensors views of one SavedStorage.
+struct StorageKey {
+  autograd::StorageIdentity identity;
+  ByteRange range;
+  friend bool operator==(const StorageKey&, const StorageKey&) = default;
+};
+
+class SavedStorage {
+ public:
+  // `home`: the stream that is current where the tensor is saved.
+  // `away`: counts the bytes of storages in kHost.
+  SavedStorage(std::shared_ptr<Tape> tape, StorageKey key, const c10::Storage& device, const device::Stream& home,
+               int32_t unit, Bytes& away);
+  // Whatever is under way keeps the memory it needs. REQUIRES: out of all queues.
+  ~SavedStorage();
+  SavedStorage(const SavedStorage&) = delete;
+  SavedStorage& operator=(const SavedStorage&) = delete;
+
+  const StorageKey& key() const { return key_; }
+  Bytes size() const { return Bytes(key_.range.size()); }
+  StorageState state() const { return state_; }
+  const std::shared_ptr<Tape>& tape() const { return tape_; }
+  int32_t unit() const { return unit_; }
+  const device::Event& copied() const { return copied_; }
+
+  // ---- moves. Those that throw leave the state as it was.
+  // kDevice → kCopyingOut; at once → kHost where copies do not overlap.
+  void copy_out(Link& link, memory::HostBuffer host, Moment& now);
+  void keep() { become(StorageState::kKept); }
+  // kCopyingOut → kHost. The home stream waits for the copy, unless it is known to be over.
+  void release();
+  // kCopyingOut or kHost → kReloaded, when the bytes are still on the device, in our hands or in another owner's, and
+  // nobody has changed them. False when not.
+  bool forward();
+  // kHost → kCopyingIn; at once → kReloaded where copies do not overlap.
+  void load(Link& link, Moment& now);
+  // kReloaded → kHost: the host still has the bytes.
+  void drop();
+
+  // The device memory, made safe to use on the stream; a byte of the storage is found `origin()` bytes further in it.
+  // The stream waits for the copy in, if there was one. REQUIRES: state() != kHost.
+  const c10::Storage& use(Link& link, Moment& now);
+  int64_t origin() const { return is_reload_ ? padding_ - key_.range.begin : 0; }
+
+  // ---- the tensors saved from it. A generation is one stay on the device; of each it is known who has used it.
+  int32_t views() const { return views_; }
+  uint32_t join() { return ++views_, ++unused_, generation_ - 1; }
+  void leave(uint32_t used_generation) { --views_, unused_ -= used_generation != generation_; }
+  void mark_used(uint32_t& used_generation) {
+    unused_ -= used_generation != generation_;
+    used_generation = generation_;
+  }
+  // All tensors saved from it that are still there have been handed out in this generation.
+  bool all_used() const { return unused_ == 0; }
+
+  // ---- places in the engine's queues, and what the tape remembers about it.
+  QueueLink<SavedStorage> waiting;    // on the device, not decided yet
+  QueueLink<SavedStorage> in_flight;  // on its way out, device memory still held
+  int64_t run = 0;                    // latest run that saved it
+  int64_t ahead_in_sweep = 0;         // counted as lying ahead in this sweep of the prefetcher; 0 when not
+
+ private:
+  void hold_again(c10::Storage device, bool is_reload);
+  void begin_generation() { ++generation_, unused_ = views_; }
+  void record_copy();
+  void become(StorageState state);
+
+  const std::shared_ptr<Tape> tape_;
+  const StorageKey key_;
+  const int32_t unit_;  // the unit that saved it first
+  Bytes& away_;
+  StorageState state_ = StorageState::kDevice;
+  int32_t views_ = 0;
+  int32_t unused_ = 0;
+  uint32_t generation_ = 1;
+
+  c10::Storage device_;  // empty in kHost
+  int64_t padding_;      // how far the range's first byte is beyond a multiple of kAlignment
+  device::Stream home_;
+  memory::HostBuffer host_;
+  device::Event copied_, loaded_;
+  // The memory of the last reload, as long as some tensor handed out uses it.
+  std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> last_reload_;
+  bool is_reload_ = false;                   // device_ is memory of ours, not that which was saved
+  std::optional<device::Stream> waited_by_;  // the stream that waited for loaded_ last
+  bool let_go_ordered_ = true;               // the allocator gives device_ out again only behind our copies
+};
+
+}  // namespace neap::offload

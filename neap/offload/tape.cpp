@@ -1,0 +1,168 @@
+#include "neap/offload/tape.h"
+
+#include <c10/util/hash.h>
+
+#include <exception>
+#include <utility>
+
+#include "neap/base/log.h"
+#include "neap/offload/engine_state.h"
+#include "neap/offload/tensor_layout.h"
+
+namespace neap::offload {
+
+Tape::Tape(std::shared_ptr<EngineState> engine, std::shared_ptr<Link> link)
+    : engine_(std::move(engine)), link_(std::move(link)) {}
+
+size_t Tape::Hash::operator()(const StorageKey& key) const noexcept {
+  return c10::hash_combine(key.identity.hash(), static_cast<size_t>(key.range.begin * 31 + key.range.end));
+}
+
+void Tape::begin_run(int32_t unit) {
+  const auto index = static_cast<size_t>(unit);
+  if (units_run_.size() <= index) units_run_.resize(index + 1);
+  units_run_[index] = true;
+  ++runs_;
+}
+
+bool Tape::has_run(int32_t unit) const {
+  const auto index = static_cast<size_t>(unit);
+  return index < units_run_.size() && units_run_[index];
+}
+
+Place Tape::pack(const at::Tensor& tensor, int32_t unit) {
+  const c10::Storage& storage = tensor.storage();
+  const ByteRange whole{0, static_cast<int64_t>(storage.nbytes())};
+  const ByteRange own = bytes_of(tensor);
+  const bool takes_all = 2 * own.size() >= whole.size();
+
+  std::unique_ptr<SavedStorage> created;  // if an exception comes, destroyed after the lock has been given back
+  const MutexLock lock(engine_->mutex);
+  StorageKey key{autograd::StorageIdentity(tensor), whole};
+  SavedStorage* known = find(key);
+  if (known == nullptr && !takes_all) {
+    // A small part of something large: only its own bytes travel.
+    if (Bytes(own.size()) < engine_->options.min_bytes) return {};
+    key.range = own;
+    known = find(key);
+  }
+  if (known != nullptr) {
+    engine_->saved_again(*known, unit);
+    return append(*known);
+  }
+
+  Moment now = link_->now();
+  created =
+      std::make_unique<SavedStorage>(shared_from_this(), std::move(key), storage, now.stream(), unit, engine_->away);
+  created->run = engine_->run();
+  storages_.insert(created.get());
+  try {
+    engine_->saved(*created, *this, now);
+  } catch (...) {
+    storages_.erase(created.get());
+    engine_->leave_queues(*created);
+    throw;
+  }
+  bytes_ += created->size();
+  return append(*created.release());
+}
+
+SavedStorage* Tape::find(const StorageKey& key) const {
+  const auto found = storages_.find(key);
+  return found == storages_.end() ? nullptr : *found;
+}
+
+Place Tape::append(SavedStorage& storage) {
+  storage.run = engine_->run();
+  slots_.push_back({&storage, runs_ - 1});
+  return {&storage, static_cast<int64_t>(slots_.size()) - 1, storage.join()};
+}
+
+Unpacked Tape::unpack(Place& place) {
+  const MutexLock lock(engine_->mutex);
+  SavedStorage& storage = *place.storage;
+  if (!std::exchange(turned_, true)) engine_->turned(*this);
+  Moment now = link_->now();
+  bring(storage, now);
+  if (link_->overlaps()) {
+    count_used(storage);
+    prefetch(place.position, now);
+  }
+  Unpacked result{storage.use(*link_, now), storage.origin()};
+  storage.mark_used(place.used_generation);
+  // Everyone who will need it in this backward has it: the tensors handed out keep it as long as they need it.
+  if (storage.state() == StorageState::kReloaded && storage.all_used()) storage.drop();
+  return result;
+}
+
+// After it the storage is on the device, or on its way there.
+void Tape::bring(SavedStorage& storage, Moment& now) {
+  const StorageState state = storage.state();
+  if (state != StorageState::kCopyingOut && state != StorageState::kHost) return;
+  engine_->leave_queues(storage);
+  if (storage.forward()) {
+    ++engine_->report.forwarded_unpacks;
+    return;
+  }
+  if (state == StorageState::kCopyingOut) storage.release();
+  storage.load(*link_, now);
+  const bool late = link_->overlaps();
+  engine_->reloaded(storage, late);
+  if (late && std::exchange(late_in_sweep_, prefetcher_.sweep()) != prefetcher_.sweep()) engine_->widen_prefetch();
+}
+
+void Tape::prefetch(int64_t position, Moment& now) {
+  prefetcher_.arrive(position);
+  const Prefetcher::Reach reach = engine_->reach(slots_[static_cast<size_t>(position)].run);
+  prefetcher_.walk(
+      reach, [this](int64_t p) { return slots_[static_cast<size_t>(p)].run; },
+      [this, &now](int64_t p) { return fetch(p, now); });
+}
+
+Prefetcher::Visit Tape::fetch(int64_t position, Moment& now) {
+  SavedStorage* storage = slots_[static_cast<size_t>(position)].storage;
+  if (storage == nullptr || storage->ahead_in_sweep == prefetcher_.sweep()) return Prefetcher::Visit::kGoOn;
+  if (storage->state() == StorageState::kHost) {
+    // Another owner keeps it: it costs nothing to have it, unless that owner lets go before it is needed.
+    if (!storage->key().identity.expired() && storage->key().identity.unchanged()) return Prefetcher::Visit::kGoOn;
+    try {
+      storage->load(*link_, now);
+    } catch (const c10::OutOfMemoryError&) {
+      return Prefetcher::Visit::kStop;  // only a hint: there may be room when it is needed
+    }
+    engine_->reloaded(*storage, /*late=*/false);
+  }
+  storage->ahead_in_sweep = prefetcher_.sweep();
+  prefetcher_.add_ahead(storage->size());
+  return Prefetcher::Visit::kGoOn;
+}
+
+void Tape::count_used(SavedStorage& storage) {
+  if (storage.ahead_in_sweep == prefetcher_.sweep()) prefetcher_.take_ahead(storage.size());
+  storage.ahead_in_sweep = 0;
+}
+
+void Tape::forget(Place& place) noexcept {
+  if (place.storage == nullptr) return;
+  std::unique_ptr<SavedStorage> last;  // destroyed after the lock has been given back: it may own the tape
+  SavedStorage& storage = *std::exchange(place.storage, nullptr);
+  Tape* tape = storage.tape().get();
+  const MutexLock lock(tape->engine_->mutex);
+  tape->slots_[static_cast<size_t>(place.position)].storage = nullptr;
+  storage.leave(place.used_generation);
+  if (storage.views() == 0) {
+    last.reset(&storage);
+    tape->count_used(storage);
+    tape->storages_.erase(&storage);
+    tape->engine_->leave_queues(storage);
+  } else if (storage.state() == StorageState::kReloaded && storage.all_used()) {
+    try {
+      storage.drop();
+    } catch (const std::exception& error) {
+      // Nothing is lost but the memory's early return: it goes with the storage.
+      log_error("[offload] a device did not accept a wait: ", error.what());
+    }
+  }
+}
+
+}  // namespace neap::offload

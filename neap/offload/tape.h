@@ -1,0 +1,106 @@
+// The saved storages of one forward pass, in the order they were saved.
+//
+// A tape belongs to the graph of its pass: saved tensors keep it through their storage, and the thread that runs the
+// pass until it begins another. It holds no storage itself. Positions count saved tensors; a storage saved again has a
+// position for each time, since backward needs it first at the last one.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <unordered_set>
+#include <vector>
+
+#include "neap/offload/link.h"
+#include "neap/offload/prefetcher.h"
+#include "neap/offload/saved_storage.h"
+
+namespace neap::offload {
+
+class EngineState;
+
+// What a saved tensor knows about its place.
+struct Place {
+  SavedStorage* storage = nullptr;  // the tensor is counted among its views
+  int64_t position = 0;
+  uint32_t used_generation = 0;
+};
+
+// Device memory that holds a saved tensor's bytes, `origin` bytes further than they were saved.
+struct Unpacked {
+  c10::Storage device;
+  int64_t origin = 0;
+};
+
+// Methods marked "locked" require the engine's lock; the others take it.
+class Tape : public std::enable_shared_from_this<Tape> {
+ public:
+  Tape(std::shared_ptr<EngineState> engine, std::shared_ptr<Link> link);
+
+  // ---- forward
+  // A call of a unit's forward begins. Locked.
+  void begin_run(int32_t unit);
+  bool has_run(int32_t unit) const;        // locked
+  bool turned() const { return turned_; }  // locked; backward has begun
+  std::thread::id thread() const { return thread_; }
+  c10::Device device() const { return link_->device().c10_device(); }
+
+  // REQUIRES: may_leave(tensor). Null storage: smaller than what may leave after all.
+  Place pack(const at::Tensor& tensor, int32_t unit);
+
+  // ---- backward
+  Unpacked unpack(Place& place);
+  // The saved tensor is gone; on whatever thread.
+  static void forget(Place& place) noexcept;
+
+  // ---- for the engine, locked
+  Link& link() { return *link_; }
+  const std::shared_ptr<Link>& shared_link() const { return link_; }
+  int64_t runs() const { return runs_; }
+  Bytes bytes() const { return bytes_; }
+  template <class Visit>
+  void for_each_storage(Visit visit) const {
+    for (const SavedStorage* storage : storages_) visit(*storage);
+  }
+
+ private:
+  struct Hash {
+    using is_transparent = void;
+    size_t operator()(const StorageKey& key) const noexcept;
+    size_t operator()(const SavedStorage* storage) const noexcept { return (*this)(storage->key()); }
+  };
+  struct Equal {
+    using is_transparent = void;
+    bool operator()(const SavedStorage* a, const SavedStorage* b) const noexcept { return a == b; }
+    bool operator()(const StorageKey& a, const SavedStorage* b) const noexcept { return a == b->key(); }
+    bool operator()(const SavedStorage* a, const StorageKey& b) const noexcept { return a->key() == b; }
+  };
+  struct Slot {
+    SavedStorage* storage;  // null when the saved tensor is gone
+    int64_t run;
+  };
+
+  SavedStorage* find(const StorageKey& key) const;
+  Place append(SavedStorage& storage);
+  void bring(SavedStorage& storage, Moment& now);
+  void prefetch(int64_t position, Moment& now);
+  Prefetcher::Visit fetch(int64_t position, Moment& now);
+  void count_used(SavedStorage& storage);
+
+  const std::shared_ptr<EngineState> engine_;
+  const std::shared_ptr<Link> link_;
+  const std::thread::id thread_ = std::this_thread::get_id();
+  // Guarded by the engine's lock:
+  std::unordered_set<SavedStorage*, Hash, Equal> storages_;
+  std::vector<Slot> slots_;
+  std::vector<bool> units_run_;
+  int64_t runs_ = 0;
+  Bytes bytes_;
+  bool turned_ = false;
+  int64_t late_in_sweep_ = 0;  // the sweep in which a reload was late
+  Prefetcher prefetcher_;
+};
+
+}  // namespace neap::offload

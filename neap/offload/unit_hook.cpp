@@ -1,0 +1,54 @@
+#include "neap/offload/unit_hook.h"
+
+#include <c10/core/GradMode.h>
+
+#include <optional>
+#include <utility>
+
+#include "neap/offload/op_name.h"
+
+namespace neap::offload {
+
+PackScope::PackScope(EngineState& engine, std::shared_ptr<Tape> tape, int32_t unit, const std::string& name)
+    : engine_(engine),
+      tape_(std::move(tape)),
+      device_(tape_->device()),
+      unit_(unit),
+      name_(name),
+      begin_ns_(tape_->link().device().now_ns()) {}
+
+PackScope::~PackScope() { engine_.leave(unit_, begin_ns_, saved_, kept_); }
+
+bool PackScope::may_leave(const at::Tensor& tensor) const {
+  if (tensor.device() != device_ || !is_plain(tensor) || tensor.numel() == 0) return false;
+  if (tensor.storage().nbytes() < static_cast<size_t>(engine_.options.min_bytes.count)) return false;
+  if (engine_.residents.is_resident(tensor)) return false;
+  const Policy& policy = engine_.options.policy;
+  return !policy || policy(tensor, name_, current_op_name()) == Decision::kOffload;
+}
+
+OffloadHook::OffloadHook(std::shared_ptr<EngineState> engine, std::string name)
+    : engine_(std::move(engine)), name_(std::move(name)), unit_(engine_->add_unit(name_)) {}
+
+void OffloadHook::around_forward(const autograd::UnitCall& /*call*/, c10::function_ref<void()> body) {
+  if (engine_->options.mode == Mode::kOff || !c10::GradMode::is_enabled()) return body();
+  std::shared_ptr<Tape> within;
+  if (const auto* surrounding = autograd::SavedTensorScope::current()) {
+    const auto* scope = dynamic_cast<const PackScope*>(surrounding->policy());
+    // Inside another feature's region, say one that is being recomputed: what is saved here is that feature's.
+    if (scope == nullptr) return body();
+    if (&scope->engine() == engine_.get()) within = scope->shared_tape();
+  }
+  std::shared_ptr<Tape> tape = engine_->enter(unit_, within);
+  if (tape == nullptr) return body();
+  PackScope policy(*engine_, std::move(tape), unit_, name_);
+  std::optional<OpNames> names;
+  if (engine_->options.policy) names.emplace();
+  const autograd::SavedTensorScope scope(&policy);
+  body();
+}
+
+void OffloadHook::before_backward(const autograd::UnitCall& /*call*/) { engine_->begin_backward(unit_); }
+void OffloadHook::after_backward(const autograd::UnitCall& /*call*/) { engine_->end_backward(unit_); }
+
+}  // namespace neap::offload

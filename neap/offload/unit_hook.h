@@ -1,0 +1,65 @@
+// What the engine does at a unit's hook point, and what is open while the unit's forward runs.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "neap/autograd/hook_point.h"
+#include "neap/autograd/saved_tensor_scope.h"
+#include "neap/offload/engine_state.h"
+#include "neap/offload/packed_view.h"
+
+namespace neap::offload {
+
+// Hands every tensor that a unit's forward saves to a tape. On the stack of the thread that runs the forward.
+class PackScope final : public autograd::SavedTensorPolicy {
+ public:
+  PackScope(EngineState& engine, std::shared_ptr<Tape> tape, int32_t unit, const std::string& name);
+  ~PackScope() override;
+  PackScope(const PackScope&) = delete;
+  PackScope& operator=(const PackScope&) = delete;
+
+  std::unique_ptr<autograd::SavedVariableHooks> make_hook() override { return std::make_unique<PackedView>(*this); }
+
+  // The tensor is of a kind that can leave, and neither a rule nor the user's policy keeps it.
+  bool may_leave(const at::Tensor& tensor) const;
+
+  void count_saved() { ++saved_; }
+  void count_kept() { ++kept_; }
+  Tape& tape() const { return *tape_; }
+  const std::shared_ptr<Tape>& shared_tape() const { return tape_; }
+  const EngineState& engine() const { return engine_; }
+  int32_t unit() const { return unit_; }
+
+ private:
+  EngineState& engine_;
+  const std::shared_ptr<Tape> tape_;
+  const c10::Device device_;
+  const int32_t unit_;
+  const std::string& name_;
+  const int64_t begin_ns_;
+  int64_t saved_ = 0;
+  int64_t kept_ = 0;
+};
+
+// One per attached unit.
+class OffloadHook final : public autograd::UnitHook {
+ public:
+  OffloadHook(std::shared_ptr<EngineState> engine, std::string name);
+
+  void around_forward(const autograd::UnitCall& call, c10::function_ref<void()> body) override;
+  void before_backward(const autograd::UnitCall& call) override;
+  void after_backward(const autograd::UnitCall& call) override;
+
+  const std::string& name() const { return name_; }
+
+ private:
+  const std::shared_ptr<EngineState> engine_;
+  const std::string name_;
+  const int32_t unit_;
+};
+
+}  // namespace neap::offload
