@@ -29,7 +29,7 @@ inline constexpr int kNumLinks = 3;
 struct DeviceConfig {
   int devices = 1;                           // fixed once the device has been used
   Bytes capacity = Bytes(int64_t{4} << 30);  // per device; hard
-  Bytes pinned_capacity;                     // of page-locked host memory, all devices together; 0 = no limit
+  Bytes pinned_capacity = Bytes(0);          // of page-locked host memory, all devices together; 0 = no limit
 
   // 0 = unlimited: memcpy speed in real time, kDefaultLinkGbps on the virtual clock.
   double d2h_gbps = 0;

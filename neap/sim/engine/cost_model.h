@@ -14,23 +14,23 @@ class CostModel {
  public:
   CostModel() = default;
   explicit CostModel(const DeviceConfig& config)
-      : launch(picoseconds(config.launch_ns)),
-        event(picoseconds(config.event_ns)),
+      : launch(rounded_nanoseconds(config.launch_ns)),
+        event(rounded_nanoseconds(config.event_ns)),
         kernel_min_ns_(config.kernel_min_ns),
         ns_per_flop_(1 / config.gflops),
         ns_per_byte_(1 / config.hbm_gbps),
         latency_ns_(config.latency_ns),
         link_gbps_{config.h2d_gbps, config.d2h_gbps, config.peer_gbps} {}
 
-  Picoseconds launch = 0;  // host time of a kernel or copy
-  Picoseconds event = 0;   // host time of an event record or wait
+  Nanoseconds launch = 0;  // host time of a kernel or copy
+  Nanoseconds event = 0;   // host time of an event record or wait
 
-  Picoseconds kernel(KernelCost cost) const {
-    return picoseconds(std::max({kernel_min_ns_, cost.flops * ns_per_flop_, cost.bytes * ns_per_byte_}));
+  Nanoseconds kernel(KernelCost cost) const {
+    return rounded_nanoseconds(std::max({kernel_min_ns_, cost.flops * ns_per_flop_, cost.bytes * ns_per_byte_}));
   }
-  Picoseconds copy(Link link, std::size_t bytes) const {
+  Nanoseconds copy(Link link, std::size_t bytes) const {
     const double given = link_gbps_[static_cast<std::size_t>(link)];
-    return picoseconds(latency_ns_ + static_cast<double>(bytes) / (given > 0 ? given : kDefaultLinkGbps));
+    return rounded_nanoseconds(latency_ns_ + static_cast<double>(bytes) / (given > 0 ? given : kDefaultLinkGbps));
   }
   bool limited(Link link) const { return link_gbps_[static_cast<std::size_t>(link)] > 0; }
 
@@ -42,19 +42,19 @@ class CostModel {
   std::array<double, kNumLinks> link_gbps_{};  // 0: not limited
 };
 
-// Counters in picoseconds, so that no rounding adds up.
+// What Counters is made of.
 struct Totals {
   struct OfLink {
     int64_t copies = 0;
     int64_t bytes = 0;
-    Picoseconds busy = 0;
+    Nanoseconds busy = 0;
   };
   std::array<OfLink, kNumLinks> links{};
   int64_t kernels = 0;
-  Picoseconds kernel_busy = 0;
-  Picoseconds stall = 0;
-  Picoseconds launch_bound = 0;
-  Picoseconds host_wait = 0;
+  Nanoseconds kernel_busy = 0;
+  Nanoseconds stall = 0;
+  Nanoseconds launch_bound = 0;
+  Nanoseconds host_wait = 0;
   int64_t host_waits = 0;
   int64_t memory_waits = 0;
   int64_t adopted = 0;

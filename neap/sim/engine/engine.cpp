@@ -133,13 +133,13 @@ HostTimeline::~HostTimeline() {
   engine_.host_learns(host_.seen);
   for (int device = 0; device < kMaxDevices; ++device) {
     if ((host_.used >> device & 1U) == 0) continue;
-    Picoseconds& shared = engine_.shared_host_.time(device);
+    Nanoseconds& shared = engine_.shared_host_.time(device);
     shared = std::max(shared, host_.times[0]);
   }
 }
 
 int64_t Engine::now_ns(int device) {
-  if (config_.clock == Clock::kVirtual) return whole_nanoseconds(host().time(device));
+  if (config_.clock == Clock::kVirtual) return host().time(device);
   return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
 }
 
@@ -150,13 +150,13 @@ int64_t Engine::host_time_ns(int device) {
 
 int64_t Engine::stream_time_ns(const Stream* stream) const {
   MutexLock lock(mutex_);
-  return whole_nanoseconds(std::max(stream->free_at_, stream->barrier_));
+  return std::max(stream->free_at_, stream->barrier_);
 }
 
 void Engine::advance_host(int device, double nanoseconds) {
   NEAP_CHECK(nanoseconds >= 0, "[sim] host time goes forward only; found ", nanoseconds, " ns");
   MutexLock lock(mutex_);
-  host().time(checked(device)) += picoseconds(nanoseconds);
+  host().time(checked(device)) += rounded_nanoseconds(nanoseconds);
 }
 
 // ---- reports
@@ -187,16 +187,16 @@ void Engine::reset_pinned_peak() {
 Counters Totals::counters() const {
   const auto link = [this](Link which) {
     const OfLink& of = links[static_cast<std::size_t>(which)];
-    return LinkCounters{.copies = of.copies, .bytes = of.bytes, .busy_ns = whole_nanoseconds(of.busy)};
+    return LinkCounters{.copies = of.copies, .bytes = of.bytes, .busy_ns = of.busy};
   };
   return {.h2d = link(Link::kHostToDevice),
           .d2h = link(Link::kDeviceToHost),
           .peer = link(Link::kPeer),
           .kernels = kernels,
-          .kernel_busy_ns = whole_nanoseconds(kernel_busy),
-          .stall_ns = whole_nanoseconds(stall),
-          .launch_bound_ns = whole_nanoseconds(launch_bound),
-          .host_wait_ns = whole_nanoseconds(host_wait),
+          .kernel_busy_ns = kernel_busy,
+          .stall_ns = stall,
+          .launch_bound_ns = launch_bound,
+          .host_wait_ns = host_wait,
           .host_waits = host_waits,
           .memory_waits = memory_waits,
           .adopted = adopted,

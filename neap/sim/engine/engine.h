@@ -5,7 +5,7 @@
 // - A stream is a queue. Copies, event records and event waits are queued and run by one worker thread per stream,
 //   started when first needed. Kernels are the caller's: begin_kernel() waits for the stream's queue, then the caller
 //   computes inline and the kernel is done.
-// - Virtual time is fixed at submission (list scheduling on integer picoseconds): it does not depend on how fast the
+// - Virtual time is fixed at submission (list scheduling on integers): it does not depend on how fast the
 // real
 //   threads run. The same program has the same times, the same answers from query() and the same peaks on every
 //   machine.
@@ -170,8 +170,8 @@ class Engine {
   // When work of a stream runs: it could at `ready` for all that the stream's own work and the host say; at `start` the
   // events that it waits for are there too.
   struct Slot {
-    Picoseconds ready;
-    Picoseconds start;
+    Nanoseconds ready;
+    Nanoseconds start;
   };
 
   // engine.cpp
@@ -199,7 +199,7 @@ class Engine {
   const Block* find_block(const void* address) const NEAP_REQUIRES(mutex_);
 
   // engine_work.cpp
-  void open(Stream* stream, Picoseconds host_cost) NEAP_REQUIRES(mutex_);
+  void open(Stream* stream, Nanoseconds host_cost) NEAP_REQUIRES(mutex_);
   Slot place(const Stream* stream) NEAP_REQUIRES(mutex_);
   void begin_work(Stream* stream, Slot slot) NEAP_REQUIRES(mutex_);
   void push(Stream* stream, Task task) NEAP_REQUIRES(mutex_);
@@ -211,7 +211,7 @@ class Engine {
   void wait_for(const Recording& recording) const NEAP_EXCLUDES(mutex_);
   bool reached(const Recording& recording) NEAP_REQUIRES(mutex_);
   void host_learns(const VectorClock& seen) NEAP_REQUIRES(mutex_);
-  void host_waits(int device, Picoseconds until, const char* what) NEAP_REQUIRES(mutex_);
+  void host_waits(int device, Nanoseconds until, const char* what) NEAP_REQUIRES(mutex_);
 
   // engine_hazards.cpp
   void check(Stream* stream, std::span<const Range> ranges, const char* what) NEAP_REQUIRES(mutex_);

@@ -10,7 +10,7 @@
 namespace neap::sim {
 namespace {
 
-constexpr Picoseconds kPoll = 1'000'000;  // host time of one query: a loop that polls must come to an end
+constexpr Nanoseconds kPoll = 1'000;  // host time of one query: a loop that polls must come to an end
 
 using SteadyClock = std::chrono::steady_clock;
 
@@ -34,7 +34,7 @@ const char* lane(Link link) {
 // -----------------------------------------------------------------------------------------------------
 
 // Starts one submission: it costs host time, what the host knows is ordered before it, and it gets a number.
-void Engine::open(Stream* stream, Picoseconds host_cost) {
+void Engine::open(Stream* stream, Nanoseconds host_cost) {
   Host& by = host();
   by.time(stream->device()) += host_cost;
   if (!config_.hazard_check) return;
@@ -46,7 +46,7 @@ void Engine::open(Stream* stream, Picoseconds host_cost) {
 }
 
 Engine::Slot Engine::place(const Stream* stream) {
-  const Picoseconds ready = std::max(stream->free_at_, host().time(stream->device()));
+  const Nanoseconds ready = std::max(stream->free_at_, host().time(stream->device()));
   return {ready, std::max(ready, stream->barrier_)};
 }
 
@@ -58,7 +58,7 @@ void Engine::begin_work(Stream* stream, Slot slot) {
     totals.stall += slot.start - slot.ready;
   }
   if (recorder_ != nullptr && config_.clock == Clock::kVirtual && slot.start > slot.ready)
-    recorder_->span(stream->track_, "wait", whole_nanoseconds(slot.ready), whole_nanoseconds(slot.start));
+    recorder_->span(stream->track_, "wait", slot.ready, slot.start);
 }
 
 void Engine::host_learns(const VectorClock& seen) {
@@ -66,14 +66,14 @@ void Engine::host_learns(const VectorClock& seen) {
   if (by.seen.merge(seen)) by.version = ++host_version_;
 }
 
-void Engine::host_waits(int device, Picoseconds until, const char* what) {
-  Picoseconds& now = host().time(device);
+void Engine::host_waits(int device, Nanoseconds until, const char* what) {
+  Nanoseconds& now = host().time(device);
   if (until <= now) return;
   Totals& totals = device_at(device).totals;
   totals.host_wait += until - now;
   ++totals.host_waits;
   if (recorder_ != nullptr && config_.clock == Clock::kVirtual)
-    recorder_->span(internal::concat("sim:", device, "/host"), what, whole_nanoseconds(now), whole_nanoseconds(until));
+    recorder_->span(internal::concat("sim:", device, "/host"), what, now, until);
   now = until;
 }
 
@@ -89,22 +89,17 @@ void Engine::begin_kernel(Stream* on, std::span<const Range> ranges, const char*
         if (config_.hazard_check) check(on, ranges, what);
         const Slot slot = place(on);
         begin_work(on, slot);
-        const Picoseconds duration = costs_.kernel(cost);
+        const Nanoseconds duration = costs_.kernel(cost);
         on->free_at_ = slot.start + duration;
         Totals& totals = device_at(on->device()).totals;
         ++totals.kernels;
         totals.kernel_busy += duration;
         if (recorder_ != nullptr && config_.clock == Clock::kVirtual)
-          recorder_->span(on->track_, what, whole_nanoseconds(slot.start), whole_nanoseconds(on->free_at_));
+          recorder_->span(on->track_, what, slot.start, on->free_at_);
         return;
       }
     }
-    const auto begin = SteadyClock::now();
-    wait_until_quiet(on);
-    MutexLock lock(mutex_);
-    Totals& totals = device_at(on->device()).totals;
-    ++totals.drains;
-    totals.drain_wait_ns += nanoseconds(SteadyClock::now()) - nanoseconds(begin);
+    drain(on);
   }
 }
 
@@ -122,18 +117,17 @@ void Engine::submit_copy(Stream* on, Link link, std::size_t bytes, std::span<con
     const Slot slot = place(on);
     begin_work(on, slot);
     Device& device = device_at(on->device());
-    const Picoseconds duration = costs_.copy(link, bytes);
-    const Picoseconds start = device.links[static_cast<std::size_t>(link)].reserve(slot.start, duration);
+    const Nanoseconds duration = costs_.copy(link, bytes);
+    const Nanoseconds start = device.links[static_cast<std::size_t>(link)].reserve(slot.start, duration);
     on->free_at_ = start + duration;
     Totals::OfLink& totals = device.totals.links[static_cast<std::size_t>(link)];
     ++totals.copies;
     totals.bytes += static_cast<int64_t>(bytes);
     totals.busy += duration;
     if (recorder_ != nullptr && config_.clock == Clock::kVirtual)
-      recorder_->span(internal::concat("sim:", on->device(), "/", lane(link)), what, whole_nanoseconds(start),
-                      whole_nanoseconds(on->free_at_), {{"bytes", bytes}, {"stream", on->id()}});
-    if (config_.realtime_copies && costs_.limited(link))
-      real_duration = std::chrono::nanoseconds(whole_nanoseconds(duration));
+      recorder_->span(internal::concat("sim:", on->device(), "/", lane(link)), what, start, on->free_at_,
+                      {{"bytes", bytes}, {"stream", on->id()}});
+    if (config_.realtime_copies && costs_.limited(link)) real_duration = std::chrono::nanoseconds(duration);
     inline_copy |= stopped_;
     if (!inline_copy) {
       push(on, Task{.work = copy_task(on, link, ranges, what, std::move(work), real_duration)});
@@ -183,6 +177,10 @@ void Engine::push(Stream* stream, Task task) {
 }
 
 void Engine::wait_until_quiet(Stream* stream) {
+  {
+    MutexLock lock(mutex_);
+    if (quiet(stream)) return;
+  }
   while (!stream->queue_.wait_idle(patience_))
     if (any_paused()) throw_stuck();
   std::vector<std::shared_ptr<const Recording>> waits;
@@ -199,7 +197,18 @@ void Engine::wait_for(const Recording& recording) const {
     if (any_paused()) throw_stuck();
 }
 
-void Engine::drain(Stream* stream) { wait_until_quiet(stream); }
+void Engine::drain(Stream* stream) {
+  {
+    MutexLock lock(mutex_);
+    if (quiet(stream)) return;
+  }
+  const auto begin = SteadyClock::now();
+  wait_until_quiet(stream);
+  MutexLock lock(mutex_);
+  Totals& totals = device_at(stream->device()).totals;
+  ++totals.drains;
+  totals.drain_wait_ns += nanoseconds(SteadyClock::now()) - nanoseconds(begin);
+}
 
 void Engine::synchronize(Stream* stream) {
   wait_until_quiet(stream);
@@ -218,7 +227,7 @@ bool Engine::query(Stream* stream) {
   {
     MutexLock lock(mutex_);
     if (config_.clock == Clock::kVirtual) {
-      Picoseconds& now = host().time(stream->device());
+      Nanoseconds& now = host().time(stream->device());
       now += kPoll;
       if (std::max(stream->free_at_, stream->barrier_) > now) return false;
       if (!quiet(stream) && any_paused()) return false;
@@ -294,7 +303,7 @@ double Engine::elapsed_ms(const Event& from, const Event& to) {
     NEAP_CHECK(event->latest_ != nullptr && reached(*event->latest_) && event->latest_->done(),
                "[sim] elapsed time expects two events that were recorded and are complete; found one that ",
                event->latest_ == nullptr ? "was never recorded" : "is not complete; synchronize it first");
-  if (config_.clock == Clock::kVirtual) return static_cast<double>(to.latest_->time - from.latest_->time) * 1e-9;
+  if (config_.clock == Clock::kVirtual) return static_cast<double>(to.latest_->time - from.latest_->time) * 1e-6;
   return std::chrono::duration<double, std::milli>(to.latest_->finished_at() - from.latest_->finished_at()).count();
 }
 

@@ -17,11 +17,11 @@ namespace neap::sim {
 // Thread-safe.
 class Recording {
  public:
-  Recording(int device_index, Picoseconds at, VectorClock knowledge)
+  Recording(int device_index, Nanoseconds at, VectorClock knowledge)
       : device(device_index), time(at), seen(std::move(knowledge)) {}
 
   const int device;
-  const Picoseconds time;  // virtual time at which the stream reaches it
+  const Nanoseconds time;  // virtual time at which the stream reaches it
   const VectorClock seen;  // what is ordered before it
 
   bool done() const { return done_.load(std::memory_order_acquire); }

@@ -15,13 +15,13 @@ class Engine;
 // Guarded by the Engine.
 struct Host {
   bool per_device = true;  // a time for each device, as if each were driven by a process of its own
-  std::array<Picoseconds, kMaxDevices> times{};
+  std::array<Nanoseconds, kMaxDevices> times{};
   VectorClock seen;
   uint64_t version = 0;  // changes with `seen`; unique over all hosts of an Engine
 
   uint32_t used = 0;  // bit per device
 
-  Picoseconds& time(int device) {
+  Nanoseconds& time(int device) {
     used |= uint32_t{1} << device;
     return times[per_device ? static_cast<std::size_t>(device) : 0];
   }

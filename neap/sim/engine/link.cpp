@@ -8,16 +8,16 @@
 
 namespace neap::sim {
 
-Picoseconds LinkSchedule::reserve(Picoseconds ready, Picoseconds duration) {
+Nanoseconds LinkSchedule::reserve(Nanoseconds ready, Nanoseconds duration) {
   for (int i = 0; i < num_gaps_; ++i) {
     Gap& gap = gaps_[i];
-    const Picoseconds start = std::max(ready, gap.begin);
+    const Nanoseconds start = std::max(ready, gap.begin);
     if (start + duration > gap.end) continue;
     // The part before the copy is given up: later copies are hardly ever ready earlier.
     gap.begin = start + duration;
     return start;
   }
-  const Picoseconds start = std::max(ready, end_);
+  const Nanoseconds start = std::max(ready, end_);
   if (start > end_) {
     if (num_gaps_ == kMaxGaps) std::move(gaps_.begin() + 1, gaps_.end(), gaps_.begin()), --num_gaps_;
     gaps_[num_gaps_++] = {end_, start};

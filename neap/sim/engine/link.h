@@ -18,15 +18,15 @@ namespace neap::sim {
 class LinkSchedule {
  public:
   // The start of a copy that is ready at `ready` and takes `duration`.
-  Picoseconds reserve(Picoseconds ready, Picoseconds duration);
+  Nanoseconds reserve(Nanoseconds ready, Nanoseconds duration);
 
  private:
   struct Gap {
-    Picoseconds begin, end;
+    Nanoseconds begin, end;
   };
   static constexpr int kMaxGaps = 8;
 
-  Picoseconds end_ = 0;
+  Nanoseconds end_ = 0;
   std::array<Gap, kMaxGaps> gaps_{};  // oldest first
   int num_gaps_ = 0;
 };

@@ -44,8 +44,8 @@ class Stream {
   VectorClock seen_;
   uint64_t number_ = 0;        // of the last operation
   uint64_t host_version_ = 0;  // of the host's knowledge that seen_ contains
-  Picoseconds free_at_ = 0;    // when the last work ends
-  Picoseconds barrier_ = 0;    // when the last event is ready that later work waits for
+  Nanoseconds free_at_ = 0;    // when the last work ends
+  Nanoseconds barrier_ = 0;    // when the last event is ready that later work waits for
   // Waits that nothing has followed yet. The next kernel waits for them itself; only a copy or a record makes them
   // tasks.
   std::vector<std::shared_ptr<const Recording>> waits_;

@@ -31,9 +31,9 @@ struct KernelCost {
 
 enum class Wait { kNo, kForCompletion };
 
-// Virtual time in picoseconds: integers, so that two runs compare equal exactly.
-using Picoseconds = int64_t;
-inline Picoseconds picoseconds(double nanoseconds) { return std::llround(nanoseconds * 1e3); }
-inline int64_t whole_nanoseconds(Picoseconds time) { return time / 1000; }
+// Virtual time. Integers, and every cost is rounded to one: so two runs of a program compare equal exactly, and so do
+// two stretches of one run wherever they begin.
+using Nanoseconds = int64_t;
+inline Nanoseconds rounded_nanoseconds(double nanoseconds) { return std::llround(nanoseconds); }
 
 }  // namespace neap::sim
