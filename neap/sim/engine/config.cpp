@@ -20,7 +20,7 @@ void check_positive(const char* name, double value) {
 }  // namespace
 
 void check_config(const DeviceConfig& config) {
-  NEAP_CHECK(config.devices >= 1 && config.devices <= kMaxDevices, "[sim.devices] expected 1 to ", kMaxDevices,
+  NEAP_CHECK(config.devices >= 1 && config.devices <= kMaxDevices, "[sim.count] expected 1 to ", kMaxDevices,
              "; found ", config.devices);
   NEAP_CHECK(config.capacity.count > 0, "[sim.capacity] expected a size above zero; found ", config.capacity.count);
   NEAP_CHECK(config.pinned_capacity.count >= 0, "[sim.pinned_capacity] expected a size, or 0 for no limit; found ",

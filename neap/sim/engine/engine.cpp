@@ -44,7 +44,7 @@ void Engine::configure(const DeviceConfig& config) {
   check_config(config);
   NEAP_CHECK(!any_paused(), "[sim] configure() expects no paused link; resume it first");
   MutexLock lock(mutex_);
-  NEAP_CHECK(by_index_.empty() || config.devices == config_.devices, "[sim.devices] expected ", config_.devices,
+  NEAP_CHECK(by_index_.empty() || config.devices == config_.devices, "[sim.count] expected ", config_.devices,
              ", the number this process has used already; found ", config.devices,
              "; set it before the first use of the device");
   for (const auto& stream : by_index_)

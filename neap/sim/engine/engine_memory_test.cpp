@@ -214,7 +214,7 @@ TEST(EngineConfig, RejectsValuesThatMakeNoSense) {
     }
     return "accepted";
   };
-  EXPECT_THAT(error_of([](DeviceConfig& c) { c.devices = 0; }), HasSubstr("[sim.devices] expected 1 to 8; found 0"));
+  EXPECT_THAT(error_of([](DeviceConfig& c) { c.devices = 0; }), HasSubstr("[sim.count] expected 1 to 8; found 0"));
   EXPECT_THAT(error_of([](DeviceConfig& c) { c.capacity = Bytes(0); }), HasSubstr("[sim.capacity]"));
   EXPECT_THAT(error_of([](DeviceConfig& c) { c.d2h_gbps = -1; }), HasSubstr("[sim.d2h]"));
   EXPECT_THAT(error_of([](DeviceConfig& c) { c.h2d_gbps = std::nan(""); }), HasSubstr("[sim.h2d]"));
