@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace neap::sim {
 namespace {
@@ -33,6 +34,14 @@ Cost cost_of(std::string_view name) {
   return found == kCosts.end() ? Cost::kBytes : found->second;
 }
 
+// In place, but nothing of the old contents is read.
+bool only_overwrites(std::string_view name) {
+  static const std::unordered_set<std::string_view> kNames = {
+      "aten::fill_",   "aten::zero_",      "aten::uniform_",     "aten::normal_",
+      "aten::random_", "aten::bernoulli_", "aten::exponential_", "aten::_foreach_zero_"};
+  return kNames.count(name) != 0;
+}
+
 bool is_view(const c10::FunctionSchema& schema) {
   const auto aliases_without_writing = [](const c10::Argument& a) {
     return a.alias_info() && !a.alias_info()->isWrite();
@@ -58,8 +67,9 @@ OpPlan make_plan(const c10::OperatorHandle& op) {
   for (std::size_t i = 0; i < plan.num_arguments; ++i) {
     const auto& argument = schema.arguments()[i];
     const bool written = argument.alias_info() && argument.alias_info()->isWrite();
-    // `out=` is written only; the `self` of an in-place operator is read first.
-    plan.uses.push_back(!written ? Use::kReads : argument.is_out() ? Use::kWrites : Use::kUpdates);
+    // `out=` is written only; the `self` of most in-place operators is read first.
+    const bool only_written = argument.is_out() || only_overwrites(schema.name());
+    plan.uses.push_back(!written ? Use::kReads : only_written ? Use::kWrites : Use::kUpdates);
     if (is_generator(argument)) plan.generator_argument = static_cast<int>(i);
   }
   plan.is_view = is_view(schema);
