@@ -137,6 +137,8 @@ void Device::reset_peak() {
   if (auto* allocator = counting_allocator(device_.type())) allocator->resetPeakStats(device_.index());
 }
 
+int64_t Device::driver_events() const noexcept { return events_.created(); }
+
 int64_t Device::now_ns() const {
   auto& all = clocks();
   const auto type = static_cast<size_t>(device_.type());

@@ -92,6 +92,9 @@ class Device {
   // Starts new peaks at the present level.
   void reset_peak();
 
+  // How many events the driver was asked for so far; constant in a steady run.
+  [[nodiscard]] int64_t driver_events() const noexcept;
+
   // Nanoseconds on this device's clock (set_clock), else on the host's steady clock.
   [[nodiscard]] int64_t now_ns() const;
 

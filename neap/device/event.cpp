@@ -52,6 +52,10 @@ void Event::synchronize() const {
 std::optional<int64_t> Event::elapsed_ns(const Event& begin, const Event& end) {
   if (begin.is_null() || end.is_null() || !begin.node_->timed || !end.node_->timed) return std::nullopt;
   if (!begin.query() || !end.query()) return std::nullopt;
+  return elapsed_ns_of_passed(begin, end);
+}
+
+int64_t Event::elapsed_ns_of_passed(const Event& begin, const Event& end) {
   return std::llround(begin.node_->event.elapsedTime(end.node_->event) * 1e6);  // torch gives milliseconds
 }
 

@@ -45,6 +45,9 @@ class Event {
 
   // Device time from `begin` to `end`. Empty when either is null, not timed (Stream::record_timed), or not passed yet.
   static std::optional<int64_t> elapsed_ns(const Event& begin, const Event& end);
+  // The same for events that are known to have passed, say because later ones of their streams have: asks for nothing
+  // but the difference. REQUIRES: both timed and passed, else a device's own error.
+  static int64_t elapsed_ns_of_passed(const Event& begin, const Event& end);
 
  private:
   friend class Stream;

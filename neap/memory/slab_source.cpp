@@ -75,6 +75,8 @@ std::unique_ptr<SlabMemory> PinnedSource::allocate(int64_t bytes) {
   try {
     if (auto slab = allocate_pinned(bytes)) return slab;
     warn_once(bytes, "the system refused");
+  } catch (const c10::Error& error) {
+    warn_once(bytes, error.what_without_backtrace());
   } catch (const std::exception& error) {
     warn_once(bytes, error.what());
   }
