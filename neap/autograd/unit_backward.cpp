@@ -237,7 +237,11 @@ void watch_backward(const UnitCall& call, const AttachmentList& hooks, const Uni
   if (roots.empty()) return;
   const auto record = std::make_shared<CallRecord>(call, hooks);
   for (ag::Node* node : exit_nodes(boundary, roots)) node->add_post_hook(std::make_unique<ExitHook>(record, node));
-  for (ag::Node* node : roots) node->add_tensor_pre_hook(std::make_unique<OutputHook>(record, node));
+  for (ag::Node* node : roots) {
+    // In front: of units nested in one another the outer one, which comes here last, has its event first.
+    auto& hooks_of_node = node->tensor_pre_hooks();
+    hooks_of_node.insert(hooks_of_node.begin(), std::make_unique<OutputHook>(record, node));
+  }
 }
 
 }  // namespace neap::autograd::internal

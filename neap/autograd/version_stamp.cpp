@@ -29,7 +29,7 @@ void VersionStamp::fail(const c10::TensorOptions& options, c10::IntArrayRef size
       false, "one of the variables needed for gradient computation has been modified by an inplace operation: [",
       type_name(options), " ", sizes, "] is at version ", counter_.current_version(), "; expected version ", expected_,
       " instead. Hint: enable anomaly detection to find the operation that failed to compute its gradient, "
-      "with torch.autograd.set_detect_anomaly(True).");
+      "with torch.autograd.set_detect_anomaly(True, check_nan=False).");
 }
 
 }  // namespace neap::autograd
