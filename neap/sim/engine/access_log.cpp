@@ -9,24 +9,25 @@ void AccessLog::add(const Access& next, const VectorClock& seen) {
   const std::size_t known = accesses_.size();
   std::size_t kept = 0;
   for (std::size_t i = 0; i < known; ++i) {
-    const Access earlier = accesses_[i];
+    const Access& earlier = accesses_[i];
     const bool overlaps = earlier.begin < next.end && next.begin < earlier.end;
     const bool replaced =
         overlaps && (earlier.stream == next.stream ? next.write || !earlier.write
                                                    : next.write && seen.at(earlier.stream) >= earlier.number);
     if (!replaced) {
-      accesses_[kept++] = earlier;
+      if (kept != i) accesses_[kept] = earlier;
+      ++kept;
       continue;
     }
+    const Access whole = earlier;
     // At most one entry falls apart in two for each one read, so the left part never overtakes the reading position.
-    if (earlier.begin < next.begin) {
-      accesses_[kept] = earlier;
+    if (whole.begin < next.begin) {
+      accesses_[kept] = whole;
       accesses_[kept++].end = next.begin;
     }
-    if (next.end < earlier.end) {
-      Access right = earlier;
-      right.begin = next.end;
-      accesses_.push_back(right);
+    if (next.end < whole.end) {
+      accesses_.push_back(whole);
+      accesses_.back().begin = next.end;
     }
   }
   // Entries that were split off stand behind `known`; close the gap in front of them.

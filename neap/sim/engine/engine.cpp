@@ -224,14 +224,12 @@ void Engine::set_recorder(trace::Recorder* recorder) {
 // ---- tests and the end
 // --------------------------------------------------------------------------------------------------
 
-void Engine::pause(int device, Link link) { gate(checked(device), link).pause(); }
+void Engine::pause(int device, Link link) {
+  if (gate(checked(device), link).pause()) paused_links_.fetch_add(1, std::memory_order_relaxed);
+}
 
-void Engine::resume(int device, Link link) { gate(checked(device), link).resume(); }
-
-bool Engine::any_paused() const {
-  return std::any_of(gates_.begin(), gates_.end(), [](const auto& of_device) {
-    return std::any_of(of_device.begin(), of_device.end(), [](const LinkGate& gate) { return gate.paused(); });
-  });
+void Engine::resume(int device, Link link) {
+  if (gate(checked(device), link).resume()) paused_links_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 void Engine::throw_stuck() const {
@@ -248,7 +246,8 @@ void Engine::stop_workers() noexcept {
     for (const auto& stream : by_index_) streams.push_back(stream.get());
   }
   for (auto& of_device : gates_)
-    for (LinkGate& gate : of_device) gate.resume();
+    for (LinkGate& gate : of_device)
+      if (gate.resume()) paused_links_.fetch_sub(1, std::memory_order_relaxed);
   for (Stream* stream : streams) stream->queue_.stop();
 }
 

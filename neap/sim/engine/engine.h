@@ -95,6 +95,7 @@ class Engine {
   // One that no pool hands out. After 23 on one device they repeat.
   Stream* new_stream(int device) NEAP_EXCLUDES(mutex_);
   // Per thread: the current device, and the current stream of each device. Both start at 0.
+  // REQUIRES of the exchanges: device below kMaxDevices.
   Stream* current_stream(int device);
   static int exchange_stream(int device, int id) noexcept;
   static int current_device() noexcept;
@@ -182,7 +183,7 @@ class Engine {
   LinkGate& gate(int device, Link link) {
     return gates_[static_cast<std::size_t>(device)][static_cast<std::size_t>(link)];
   }
-  bool any_paused() const;
+  bool any_paused() const { return paused_links_.load(std::memory_order_relaxed) > 0; }
   [[noreturn]] void throw_stuck() const;
   Host& host() NEAP_REQUIRES(mutex_);
   int64_t now_ns(int device) NEAP_REQUIRES(mutex_);  // of the configured clock
@@ -225,6 +226,7 @@ class Engine {
   std::atomic<int> device_count_{1};
   std::array<std::array<std::atomic<Stream*>, kMaxStreams>, kMaxDevices> streams_{};
   std::array<std::array<LinkGate, kNumLinks>, kMaxDevices> gates_;
+  std::atomic<int> paused_links_{0};
   BlockStore blocks_;  // make() and discard() under mutex_
 
   mutable Mutex mutex_;

@@ -156,28 +156,31 @@ void Engine::give_back(Block* block) {
 }
 
 void Engine::settle_late_frees() {
-  if (!any_late_free_.load(std::memory_order_acquire)) return;
-  std::vector<LateFree> settled;
-  {
-    MutexLock lock(mutex_);
-    const bool held = any_paused();
-    const auto waiting = std::partition(late_frees_.begin(), late_frees_.end(), [&](const LateFree& late) {
-      return !std::all_of(late.until.begin(), late.until.end(), [&](const auto& recording) NEAP_REQUIRES(mutex_) {
-        return reached(*recording) && (recording->done() || !held);
-      });
-    });
-    std::move(waiting, late_frees_.end(), std::back_inserter(settled));
-    late_frees_.erase(waiting, late_frees_.end());
-    any_late_free_.store(!late_frees_.empty(), std::memory_order_release);
+  while (any_late_free_.load(std::memory_order_acquire)) {
+    std::vector<LateFree> settled;
+    std::shared_ptr<const Recording> behind;  // over on the clock, but not really
+    {
+      MutexLock lock(mutex_);
+      const auto over = [&](const LateFree& late) NEAP_REQUIRES(mutex_) {
+        for (const auto& recording : late.until) {
+          if (!reached(*recording)) return false;
+          if (recording->done()) continue;
+          behind = recording;
+          return false;
+        }
+        return true;
+      };
+      const auto first = std::stable_partition(late_frees_.begin(), late_frees_.end(),
+                                               [&](const LateFree& late) { return !over(late); });
+      std::move(first, late_frees_.end(), std::back_inserter(settled));
+      late_frees_.erase(first, late_frees_.end());
+      any_late_free_.store(!late_frees_.empty(), std::memory_order_release);
+      for (const LateFree& late : settled) give_back(late.block);
+    }
+    for (const LateFree& late : settled) blocks_.release(late.block);
+    if (behind == nullptr || any_paused()) return;
+    wait_for(*behind);
   }
-  // On the virtual clock they are over; now make it true.
-  for (const LateFree& late : settled)
-    for (const auto& recording : late.until) wait_for(*recording);
-  {
-    MutexLock lock(mutex_);
-    for (const LateFree& late : settled) give_back(late.block);
-  }
-  for (const LateFree& late : settled) blocks_.release(late.block);
 }
 
 bool Engine::wait_for_late_frees(int device) {

@@ -108,7 +108,6 @@ void Engine::submit_copy(Stream* on, Link link, std::size_t bytes, std::span<con
   // A copy that the host waits for anyhow needs no worker: once the stream is quiet, this thread does it.
   bool inline_copy = wait == Wait::kForCompletion;
   if (inline_copy) wait_until_quiet(on);
-  std::function<void()> task;
   std::chrono::nanoseconds real_duration{0};
   {
     MutexLock lock(mutex_);
@@ -267,6 +266,7 @@ void Engine::wait(Stream* stream, const Event& event) {
   open(stream, costs_.event);
   stream->barrier_ = std::max(stream->barrier_, event.latest_->time);
   if (config_.hazard_check) stream->seen_.merge(event.latest_->seen);
+  std::erase_if(stream->waits_, [](const auto& recording) { return recording->done(); });
   if (!event.latest_->done()) stream->waits_.push_back(event.latest_);
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #include "neap/base/scope_exit.h"
 
@@ -26,22 +27,19 @@ Nanoseconds LinkSchedule::reserve(Nanoseconds ready, Nanoseconds duration) {
   return start;
 }
 
-void LinkGate::pause() {
+bool LinkGate::pause() {
   MutexLock lock(mutex_);
-  paused_ = true;
+  return !std::exchange(paused_, true);
 }
 
-void LinkGate::resume() {
+bool LinkGate::resume() {
+  bool was_paused = false;
   {
     MutexLock lock(mutex_);
-    paused_ = false;
+    was_paused = std::exchange(paused_, false);
   }
   changed_.notify_all();
-}
-
-bool LinkGate::paused() const {
-  MutexLock lock(mutex_);
-  return paused_;
+  return was_paused;
 }
 
 bool LinkGate::pass(const std::function<void()>& copy, std::chrono::nanoseconds duration,

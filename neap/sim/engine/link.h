@@ -34,16 +34,16 @@ class LinkSchedule {
 // Thread-safe.
 class LinkGate {
  public:
-  void pause() NEAP_EXCLUDES(mutex_);
-  void resume() NEAP_EXCLUDES(mutex_);
-  bool paused() const NEAP_EXCLUDES(mutex_);
+  // True when that changed anything.
+  bool pause() NEAP_EXCLUDES(mutex_);
+  bool resume() NEAP_EXCLUDES(mutex_);
   // Runs the copy once the link is open. With a duration, the link is held that long at least: one such copy at a time.
   // False, without having run it, when the link stayed paused for the whole of `patience` (zero: wait for ever).
   bool pass(const std::function<void()>& copy, std::chrono::nanoseconds duration, std::chrono::nanoseconds patience)
       NEAP_EXCLUDES(mutex_);
 
  private:
-  mutable Mutex mutex_;
+  Mutex mutex_;
   CondVar changed_;
   bool paused_ NEAP_GUARDED_BY(mutex_) = false;
   bool busy_ NEAP_GUARDED_BY(mutex_) = false;
