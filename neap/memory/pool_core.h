@@ -63,7 +63,7 @@ class PoolCore {
   struct Slab {
     std::unique_ptr<SlabMemory> memory;
     int64_t size;
-    uint64_t last_use;
+    uint64_t idle_since;  // on the pool's clock; 0 while blocks of it are held or in flight
   };
   struct Held {
     Place place;
@@ -87,8 +87,9 @@ class PoolCore {
   void collect(Poll poll) NEAP_REQUIRES(mutex_);
   void evict_excess(Dropped& dropped) NEAP_REQUIRES(mutex_);
   bool evict_oldest(Dropped& dropped) NEAP_REQUIRES(mutex_);
+  void mark_idle(int32_t id) NEAP_REQUIRES(mutex_);
+  void mark_used(Slab& slab) NEAP_REQUIRES(mutex_);
   int64_t room() const NEAP_REQUIRES(mutex_);  // below the host limit
-  int64_t evictable_bytes() const NEAP_REQUIRES(mutex_);
 
   const PoolOptions options_;
   const std::unique_ptr<SlabSource> source_;
@@ -100,7 +101,9 @@ class PoolCore {
   std::pmr::unordered_map<uint64_t, Held> held_ NEAP_GUARDED_BY(mutex_){&nodes_};
   std::vector<InFlight> in_flight_ NEAP_GUARDED_BY(mutex_);  // in order of release
   int32_t next_slab_ NEAP_GUARDED_BY(mutex_) = 0;
-  uint64_t clock_ NEAP_GUARDED_BY(mutex_) = 0;  // counts uses, for least-recently-used
+  std::pmr::map<uint64_t, int32_t> idle_slabs_ NEAP_GUARDED_BY(mutex_){&nodes_};  // idle_since → slab: oldest first
+  int64_t idle_slab_bytes_ NEAP_GUARDED_BY(mutex_) = 0;
+  uint64_t clock_ NEAP_GUARDED_BY(mutex_) = 0;
   // locked includes slabs that are being allocated right now; idle is not kept here but asked of the free list.
   PoolCounters counters_ NEAP_GUARDED_BY(mutex_);
 };
@@ -130,7 +133,7 @@ std::optional<PoolBlock> PoolCore<Fence>::try_acquire(int64_t bytes) {
     MutexLock lock(mutex_);
     collect(Poll::kFront);
     auto block = carve(size, bytes);
-    if (!block) {
+    if (!block && free_.free_bytes() + counters_.in_flight.count >= size) {
       collect(Poll::kAll);
       block = carve(size, bytes);
     }
@@ -148,7 +151,7 @@ std::optional<PoolBlock> PoolCore<Fence>::carve(int64_t size, int64_t requested)
   const auto place = free_.allocate(size);
   if (!place) return std::nullopt;
   auto& slab = slabs_.at(place->slab);
-  slab.last_use = ++clock_;
+  mark_used(slab);
   const PoolBlock block{slab.memory->data() + place->offset, slab.memory.get(), requested, next_block_serial()};
   held_.emplace(block.serial, Held{*place, size, requested});
   ++counters_.acquires;
@@ -185,7 +188,7 @@ std::optional<int64_t> PoolCore<Fence>::reserve_slab(int64_t size, Appetite appe
   MutexLock lock(mutex_);
   while (appetite == Appetite::kLeast && evict_oldest(dropped)) {
   }
-  if (need > room() + evictable_bytes()) return std::nullopt;  // giving slabs back would not help: keep them
+  if (need > room() + idle_slab_bytes_) return std::nullopt;  // giving slabs back would not help: keep them
   while (need > room()) evict_oldest(dropped);
 
   int64_t chosen = need;
@@ -208,7 +211,7 @@ PoolBlock PoolCore<Fence>::insert_slab(std::unique_ptr<SlabMemory> memory, int64
   ++counters_.slab_allocations;
   if (!memory->pinned()) ++counters_.pageable_slabs;
   const int32_t id = next_slab_++;
-  slabs_.emplace(id, Slab{std::move(memory), slab_size, /*last_use=*/0});
+  slabs_.emplace(id, Slab{std::move(memory), slab_size, /*idle_since=*/0});
   free_.add_slab(id, slab_size);
   return *carve(size, requested);
 }
@@ -232,17 +235,18 @@ void PoolCore<Fence>::release(const PoolBlock& block, Fence after) {
 template <class Fence>
 void PoolCore<Fence>::collect(Poll poll) {
   // Asked first, acted on after: a fence that throws leaves everything in its place.
-  for (auto& block : in_flight_) {
-    block.passed = block.passed || block.fence.query();
-    if (!block.passed && poll == Poll::kFront) break;
+  auto end = in_flight_.begin();
+  for (; end != in_flight_.end(); ++end) {
+    end->passed = end->passed || end->fence.query();
+    if (!end->passed && poll == Poll::kFront) break;
   }
-  std::erase_if(in_flight_, [this](const InFlight& block) NEAP_REQUIRES(mutex_) {
+  const auto kept = std::remove_if(in_flight_.begin(), end, [this](const InFlight& block) NEAP_REQUIRES(mutex_) {
     if (!block.passed) return false;
-    free_.release(block.place);
-    slabs_.at(block.place.slab).last_use = ++clock_;
+    if (free_.release(block.place)) mark_idle(block.place.slab);
     counters_.in_flight -= Bytes(block.size);
     return true;
   });
+  in_flight_.erase(kept, end);
 }
 
 template <class Fence>
@@ -253,30 +257,37 @@ void PoolCore<Fence>::evict_excess(Dropped& dropped) {
 
 template <class Fence>
 bool PoolCore<Fence>::evict_oldest(Dropped& dropped) {
-  auto oldest = slabs_.end();
-  for (auto slab = slabs_.begin(); slab != slabs_.end(); ++slab) {
-    if (!free_.slab_is_free(slab->first)) continue;
-    if (oldest == slabs_.end() || slab->second.last_use < oldest->second.last_use) oldest = slab;
-  }
-  if (oldest == slabs_.end()) return false;
-  dropped.push_back(std::move(oldest->second.memory));
-  free_.remove_slab(oldest->first);
-  counters_.locked -= Bytes(oldest->second.size);
+  if (idle_slabs_.empty()) return false;
+  const int32_t id = idle_slabs_.begin()->second;
+  auto& slab = slabs_.at(id);
+  dropped.push_back(std::move(slab.memory));
+  mark_used(slab);
+  free_.remove_slab(id);
+  counters_.locked -= Bytes(slab.size);
   ++counters_.evictions;
-  slabs_.erase(oldest);
+  slabs_.erase(id);
   return true;
+}
+
+template <class Fence>
+void PoolCore<Fence>::mark_idle(int32_t id) {
+  auto& slab = slabs_.at(id);
+  slab.idle_since = ++clock_;
+  idle_slabs_.emplace(slab.idle_since, id);
+  idle_slab_bytes_ += slab.size;
+}
+
+template <class Fence>
+void PoolCore<Fence>::mark_used(Slab& slab) {
+  if (slab.idle_since == 0) return;
+  idle_slabs_.erase(slab.idle_since);
+  idle_slab_bytes_ -= slab.size;
+  slab.idle_since = 0;
 }
 
 template <class Fence>
 int64_t PoolCore<Fence>::room() const {
   return options_.host_limit.value_or(Bytes(kMaxPoolBytes)).count - counters_.locked.count;
-}
-
-template <class Fence>
-int64_t PoolCore<Fence>::evictable_bytes() const {
-  int64_t sum = 0;
-  for (const auto& [id, slab] : slabs_) sum += free_.slab_is_free(id) ? slab.size : 0;
-  return sum;
 }
 
 template <class Fence>
