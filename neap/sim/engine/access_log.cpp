@@ -3,6 +3,16 @@
 
 namespace neap::sim {
 
+std::vector<Access> AccessLog::conflicts(const Access& next, const VectorClock& seen) const {
+  std::vector<Access> found;
+  for (const Access& earlier : accesses_) {
+    if (earlier.stream == next.stream || !(next.write || earlier.write)) continue;
+    if (earlier.end <= next.begin || next.end <= earlier.begin) continue;
+    if (seen.at(earlier.stream) < earlier.number) found.push_back(earlier);
+  }
+  return found;
+}
+
 void AccessLog::add(const Access& next, const VectorClock& seen) {
   // Only the bytes that `next` covers become redundant; what sticks out on either side stays. A read replaces reads of
   // its own stream; a write replaces everything that is ordered before it.

@@ -194,6 +194,7 @@ class Engine {
   Block* try_charge(Stream* on, std::size_t bytes, void* adopted, const char* what) NEAP_REQUIRES(mutex_);
   bool uncharge(Block* block) NEAP_REQUIRES(mutex_);
   void give_back(Block* block) NEAP_REQUIRES(mutex_);
+  bool over(const LateFree& late, std::shared_ptr<const Recording>& behind) NEAP_REQUIRES(mutex_);
   void settle_late_frees() NEAP_EXCLUDES(mutex_);
   bool wait_for_late_frees(int device) NEAP_EXCLUDES(mutex_);
   void trace_memory(int device) NEAP_REQUIRES(mutex_);

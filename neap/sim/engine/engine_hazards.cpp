@@ -25,10 +25,9 @@ void Engine::check(Stream* stream, std::span<const Range> ranges, const char* wh
       report(block, internal::concat(describe(next), " after it was freed; hold a reference until then"));
       continue;
     }
-    block.accesses_.check(next, stream->seen_, [&](const Access& earlier) NEAP_REQUIRES(mutex_) {
+    for (const Access& earlier : block.accesses_.conflicts(next, stream->seen_))
       report(block, internal::concat(describe(next), " without being ordered after what ", describe(earlier),
                                      "; wait for an event recorded after the latter"));
-    });
     block.accesses_.add(next, stream->seen_);
   }
 }
@@ -75,11 +74,10 @@ void Engine::check_host(const void* data, std::size_t bytes, bool write, const c
   if (block == nullptr) return;
   const auto begin = static_cast<std::size_t>(static_cast<const char*>(data) - static_cast<const char*>(block->data()));
   const Access next{.stream = -1, .write = write, .number = 0, .begin = begin, .end = begin + bytes, .what = what};
-  block->accesses_.check(next, host().seen, [&](const Access& earlier) NEAP_REQUIRES(mutex_) {
+  for (const Access& earlier : block->accesses_.conflicts(next, host().seen))
     report(*block, internal::concat("the host's ", what, " ", verb(write), " bytes ", next.begin, " to ", next.end,
                                     " without having waited for what ", describe(earlier),
                                     "; synchronize with an event recorded after the latter"));
-  });
 }
 
 std::vector<std::string> Engine::take_hazards() {

@@ -155,25 +155,26 @@ void Engine::give_back(Block* block) {
   trace_memory(block->device());
 }
 
+// `behind` becomes a recording that keeps the block although the clock has passed it.
+bool Engine::over(const LateFree& late, std::shared_ptr<const Recording>& behind) {
+  for (const auto& recording : late.until) {
+    if (!reached(*recording)) return false;
+    if (recording->done()) continue;
+    behind = recording;
+    return false;
+  }
+  return true;
+}
+
 void Engine::settle_late_frees() {
   while (any_late_free_.load(std::memory_order_acquire)) {
     std::vector<LateFree> settled;
     std::shared_ptr<const Recording> behind;  // over on the clock, but not really
     {
       MutexLock lock(mutex_);
-      const auto over = [&](const LateFree& late) NEAP_REQUIRES(mutex_) {
-        for (const auto& recording : late.until) {
-          if (!reached(*recording)) return false;
-          if (recording->done()) continue;
-          behind = recording;
-          return false;
-        }
-        return true;
-      };
-      const auto first = std::stable_partition(late_frees_.begin(), late_frees_.end(),
-                                               [&](const LateFree& late) { return !over(late); });
-      std::move(first, late_frees_.end(), std::back_inserter(settled));
-      late_frees_.erase(first, late_frees_.end());
+      std::vector<LateFree> waiting;
+      for (LateFree& late : late_frees_) (over(late, behind) ? settled : waiting).push_back(std::move(late));
+      late_frees_ = std::move(waiting);
       any_late_free_.store(!late_frees_.empty(), std::memory_order_release);
       for (const LateFree& late : settled) give_back(late.block);
     }

@@ -136,6 +136,23 @@ TEST_F(EngineMemory, WhenFullTheHostWaitsForDeferredFreesBeforeItFails) {
   engine.free(host);
 }
 
+TEST_F(EngineMemory, ADeferredFreeWaitsForAHeldLinkWhateverTheClockSays) {
+  Block* device = allocate(1000);
+  Block* host = allocate_pinned(1000);
+  fill(device, 1);
+  order(compute, out);
+  engine.pause(0, Link::kDeviceToHost);
+  copy(out, device, host);
+  engine.record_stream(device, out);
+  engine.free(device);
+  engine.advance_host(0, 1e6);
+  EXPECT_EQ(engine.memory(0).current, 1024);
+  engine.resume(0, Link::kDeviceToHost);
+  EXPECT_EQ(engine.memory(0).current, 0);
+  EXPECT_EQ(byte_of(host), 1);
+  engine.free(host);
+}
+
 TEST_F(EngineMemory, FindsBlocksByAddress) {
   Block* device = allocate(1000);
   Block* host = allocate_pinned(1000);

@@ -31,8 +31,9 @@ bool TaskQueue::idle() const {
 
 bool TaskQueue::wait_idle(std::chrono::nanoseconds timeout) {
   MutexLock lock(mutex_);
-  return idle_.wait_for(mutex_, timeout,
-                        [this] { return outstanding_.load(std::memory_order_relaxed) == (failure_ ? 1 : 0); });
+  return idle_.wait_for(mutex_, timeout, [this]() NEAP_REQUIRES(mutex_) {
+    return outstanding_.load(std::memory_order_relaxed) == (failure_ ? 1 : 0);
+  });
 }
 
 void TaskQueue::rethrow_failure() {
