@@ -1,0 +1,79 @@
+// The `neap` command: reads the command line, calls the library, turns errors into one line and an exit code.
+#include <c10/util/Exception.h>
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+
+#include "cli/exit_codes.h"
+#include "cli/overrides.h"
+#include "cli/terminal_log.h"
+#include "cli/train_command.h"
+#include "neap/base/error.h"
+#include "neap/train/schema.h"
+
+namespace neap::cli {
+namespace {
+
+// What CLI11 did not know, as an error that helps.
+[[noreturn]] void throw_unknown_argument(const std::string& argument) {
+  if (!argument.starts_with("--")) NEAP_USER_ERROR("unexpected argument ", argument);
+  const std::string name = argument.substr(2, argument.find('=') - 2);
+  NEAP_USER_ERROR("unknown option --", name, "; nearest key of the run file: --", train::nearest_key(name), "=…");
+}
+
+int dispatch(int argc, const char* const* argv) {
+  const CommandLine command_line = split_command_line(argc, argv);
+  CLI::App app("Trains models that do not fit: the memory engine Neaptide.", "neap");
+  app.set_version_flag("--version", "neap " NEAP_VERSION);
+  app.require_subcommand(1);
+
+  TrainArguments arguments;
+  CLI::App* train_app = app.add_subcommand("train", "train or fine-tune a model as a run file says");
+  train_app->add_option("FILE", arguments.file, "run file (YAML); any of its keys may be given as --section.key=value")
+      ->required();
+  train_app->add_flag("--dry-run", arguments.dry_run,
+                      "check everything, load the model, print the configuration; no step");
+  train_app->allow_extras();
+  train_app->footer(
+      [] { return "Keys of the run file, with [defaults]:\n" + train::help_text() + "\n" + kExitCodesHelp; });
+  CLI::App* doc_app = app.add_subcommand("config-doc", "print docs/config.md, the page about run files");
+
+  std::vector<std::string> reversed(command_line.arguments.rbegin(), command_line.arguments.rend());
+  try {
+    app.parse(reversed);
+  } catch (const CLI::Success& success) {
+    return app.exit(success);  // --help, --version
+  } catch (const CLI::ParseError& error) {
+    NEAP_USER_ERROR(error.what(), "; neap --help says more");
+  }
+  if (doc_app->parsed()) {
+    std::cout << train::markdown_page();
+    return kOk;
+  }
+  for (const std::string& extra : train_app->remaining()) throw_unknown_argument(extra);
+  arguments.overrides = command_line.overrides;
+  return train(arguments);
+}
+
+int guarded(int argc, const char* const* argv) {
+  log_to_standard_error();
+  try {
+    return dispatch(argc, argv);
+  } catch (const UserError& error) {
+    std::cerr << "neap: error: " << error.what() << '\n';
+    return kUserError;
+  } catch (const OutOfMemory& error) {
+    std::cerr << "neap: out of memory: " << error.what() << '\n';
+    return kOutOfMemory;
+  } catch (const c10::Error& error) {
+    std::cerr << "neap: internal error: " << error.what_without_backtrace() << '\n';
+  } catch (const std::exception& error) {
+    std::cerr << "neap: internal error: " << error.what() << '\n';
+  }
+  return kInternalError;
+}
+
+}  // namespace
+}  // namespace neap::cli
+
+int main(int argc, char** argv) { return neap::cli::guarded(argc, argv); }

@@ -1,0 +1,77 @@
+// torch-free
+// What one step measured, and the files a run leaves behind: metrics.jsonl, one object a line, and summary.json.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "neap/base/bytes.h"
+
+namespace neap::train {
+
+struct StepMetrics {
+  int64_t step = 0;  // 1, 2, …
+  // Exactly what the model computed: float32 values, compared bit by bit between runs.
+  double loss = 0;
+  double grad_norm = 0;  // before clipping
+  double lr = 0;
+  int64_t tokens = 0;
+  double step_ms = 0;                    // on the host's clock
+  std::optional<double> device_step_ms;  // on the device's own clock, where it has one (sim)
+  std::optional<Bytes> device_peak;
+  bool skipped = false;  // not finite, and train.non_finite is skip
+
+  // From the offload engine; zeros without one.
+  Bytes host_bytes;  // held by the host pool
+  Bytes offloaded_bytes;
+  Bytes reloaded_bytes;
+  int64_t late_reloads = 0;
+  double exposed_wait_ms = 0;
+  Bytes planned_drop;
+  Bytes measured_drop;
+
+  double tokens_per_s() const { return step_ms > 0 ? static_cast<double>(tokens) / step_ms * 1000 : 0; }
+};
+
+enum class RunStatus { kFinished, kInterrupted, kOutOfMemory, kNonFinite };
+const char* to_string(RunStatus status);
+
+// A run as a whole. Sums are over all steps, the peak is the largest, times are medians without the first step, which
+// also warms up (unless it is the only one).
+struct RunSummary {
+  std::string name;
+  RunStatus status = RunStatus::kFinished;
+  std::optional<Bytes> capacity;  // of the device; empty = unlimited or unknown
+  std::optional<Bytes> peak;      // of the device, also of a step that did not end
+  std::vector<StepMetrics> steps;
+
+  double step_ms() const;
+  std::optional<double> device_step_ms() const;
+  StepMetrics totals() const;  // bytes, late reloads, waits; the largest drops
+  // Measured over planned drop of the peak; empty when nothing was planned.
+  std::optional<double> ratio() const;
+};
+
+// One JSON object; a number that is not finite becomes null, as JSON has no word for it.
+std::string to_json_line(const StepMetrics& metrics);
+std::string to_json(const RunSummary& summary);
+
+// Appends a line per step and flushes it, so that a run can be watched and a killed one leaves what it had.
+class MetricsFile {
+ public:
+  // Replaces the file. UserError when it cannot be written.
+  explicit MetricsFile(const std::filesystem::path& path);
+  void write(const StepMetrics& metrics);
+
+ private:
+  std::ofstream out_;
+};
+
+// Replaces the file in one step: it is whole or it is the old one.
+void write_file(const std::filesystem::path& path, const std::string& text);
+
+}  // namespace neap::train

@@ -1,0 +1,87 @@
+#include <nlohmann/json.hpp>
+
+#include "neap/base/error.h"
+#include "neap/train/metrics.h"
+
+namespace neap::train {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+template <class T>
+Json or_null(const std::optional<T>& value) {
+  return value ? Json(*value) : Json();
+}
+Json or_null(const std::optional<Bytes>& value) { return value ? Json(value->count) : Json(); }
+
+}  // namespace
+
+std::string to_json_line(const StepMetrics& m) {
+  return Json{{"step", m.step},
+              {"loss", m.loss},
+              {"grad_norm", m.grad_norm},
+              {"lr", m.lr},
+              {"tokens", m.tokens},
+              {"tokens_per_s", m.tokens_per_s()},
+              {"step_ms", m.step_ms},
+              {"device_step_ms", or_null(m.device_step_ms)},
+              {"device_peak", or_null(m.device_peak)},
+              {"host_bytes", m.host_bytes.count},
+              {"offloaded_bytes", m.offloaded_bytes.count},
+              {"reloaded_bytes", m.reloaded_bytes.count},
+              {"late_reloads", m.late_reloads},
+              {"exposed_wait_ms", m.exposed_wait_ms},
+              {"planned_drop", m.planned_drop.count},
+              {"measured_drop", m.measured_drop.count},
+              {"skipped", m.skipped}}
+      .dump();
+}
+
+std::string to_json(const RunSummary& summary) {
+  const StepMetrics total = summary.totals();
+  Json losses = Json::array();
+  Json norms = Json::array();
+  for (const StepMetrics& step : summary.steps) {
+    losses.push_back(step.loss);
+    norms.push_back(step.grad_norm);
+  }
+  return Json{{"name", summary.name},
+              {"status", to_string(summary.status)},
+              {"capacity_bytes", or_null(summary.capacity)},
+              {"out_of_memory", summary.status == RunStatus::kOutOfMemory},
+              {"peak_bytes", or_null(summary.peak)},
+              {"step_ms", summary.step_ms()},
+              {"device_step_ms", or_null(summary.device_step_ms())},
+              {"loss", losses},
+              {"grad_norm", norms},
+              {"offloaded_bytes", total.offloaded_bytes.count},
+              {"reloaded_bytes", total.reloaded_bytes.count},
+              {"late_reloads", total.late_reloads},
+              {"exposed_wait_ms", total.exposed_wait_ms},
+              {"host_bytes", total.host_bytes.count},
+              {"ratio", or_null(summary.ratio())}}
+             .dump(2) +
+         "\n";
+}
+
+MetricsFile::MetricsFile(const std::filesystem::path& path) : out_(path, std::ios::trunc) {
+  NEAP_CHECK(out_.good(), "[log.dir] ", path.string(), " cannot be written; check the directory's permissions");
+}
+
+void MetricsFile::write(const StepMetrics& metrics) {
+  out_ << to_json_line(metrics) << std::endl;
+  NEAP_CHECK(out_.good(), "[log.dir] metrics.jsonl cannot be written any more; check the space on the disk");
+}
+
+void write_file(const std::filesystem::path& path, const std::string& text) {
+  const std::filesystem::path fresh = path.string() + ".new";
+  {
+    std::ofstream out(fresh, std::ios::binary | std::ios::trunc);
+    out << text;
+    out.flush();
+    NEAP_CHECK(out.good(), "[log.dir] ", path.string(), " cannot be written; check permissions and space");
+  }
+  std::filesystem::rename(fresh, path);
+}
+
+}  // namespace neap::train

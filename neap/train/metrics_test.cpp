@@ -1,0 +1,75 @@
+// Metrics and the files they go to.
+#include "neap/train/metrics.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "neap/base/error.h"
+
+namespace neap::train {
+namespace {
+
+using namespace literals;
+
+StepMetrics step(int64_t number, double loss, double milliseconds) {
+  StepMetrics metrics;
+  metrics.step = number;
+  metrics.loss = loss;
+  metrics.grad_norm = 2 * loss;
+  metrics.tokens = 100;
+  metrics.step_ms = milliseconds;
+  return metrics;
+}
+
+RunSummary two_steps() {
+  RunSummary summary;
+  summary.name = "run";
+  summary.steps = {step(1, 3.5, 100), step(2, 2.5, 40)};
+  summary.steps[0].offloaded_bytes = 10_MiB;
+  summary.steps[1].offloaded_bytes = 10_MiB;
+  summary.steps[1].late_reloads = 3;
+  summary.steps[1].planned_drop = 100_MiB;
+  summary.steps[1].measured_drop = 99_MiB;
+  return summary;
+}
+
+TEST(Metrics, ALineHoldsEveryBitOfTheLoss) {
+  const double loss = static_cast<double>(2.3456789F);
+  const auto json = nlohmann::json::parse(to_json_line(step(1, loss, 50)));
+  EXPECT_EQ(json["loss"].get<double>(), loss);
+  EXPECT_EQ(json["tokens_per_s"], 2000);
+  EXPECT_TRUE(json["device_peak"].is_null());
+  const auto bad = nlohmann::json::parse(to_json_line(step(1, std::numeric_limits<double>::quiet_NaN(), 50)));
+  EXPECT_TRUE(bad["loss"].is_null());
+}
+
+TEST(Metrics, ASummarySumsBytesAndTakesTheMedianAfterTheFirstStep) {
+  const auto json = nlohmann::json::parse(to_json(two_steps()));
+  EXPECT_EQ(json["loss"], (std::vector<double>{3.5, 2.5}));
+  EXPECT_EQ(json["grad_norm"], (std::vector<double>{7, 5}));
+  EXPECT_EQ(json["step_ms"], 40);
+  EXPECT_EQ(json["offloaded_bytes"], 20 << 20);
+  EXPECT_EQ(json["late_reloads"], 3);
+  EXPECT_EQ(json["out_of_memory"], false);
+  EXPECT_EQ(json["ratio"], 0.99);
+  EXPECT_TRUE(json["capacity_bytes"].is_null());
+}
+
+TEST(Metrics, TheMedianOfAnEvenNumberIsTheMiddle) {
+  RunSummary summary = two_steps();
+  summary.steps.push_back(step(3, 1, 60));
+  EXPECT_EQ(summary.step_ms(), 50);
+  EXPECT_EQ(RunSummary{}.step_ms(), 0);
+  EXPECT_EQ(RunSummary{}.ratio(), std::nullopt);
+}
+
+TEST(Metrics, AFileThatCannotBeWrittenIsAUserError) {
+  EXPECT_THROW(MetricsFile("/nonexistent/metrics.jsonl"), UserError);
+  EXPECT_THROW(write_file("/nonexistent/summary.json", ""), UserError);
+}
+
+}  // namespace
+}  // namespace neap::train

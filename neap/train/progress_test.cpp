@@ -1,0 +1,83 @@
+// torch-free
+#include "neap/train/progress.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <sstream>
+
+namespace neap::train {
+namespace {
+
+using namespace literals;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+StepMetrics step(int64_t number, double loss, double milliseconds) {
+  StepMetrics metrics;
+  metrics.step = number;
+  metrics.loss = loss;
+  metrics.grad_norm = 2 * loss;
+  metrics.tokens = 100;
+  metrics.step_ms = milliseconds;
+  return metrics;
+}
+
+RunSummary two_steps() {
+  RunSummary summary;
+  summary.name = "run";
+  summary.steps = {step(1, 3.5, 100), step(2, 2.5, 40)};
+  summary.steps[0].offloaded_bytes = 10_MiB;
+  summary.steps[1].offloaded_bytes = 10_MiB;
+  summary.steps[1].late_reloads = 3;
+  summary.steps[1].planned_drop = 100_MiB;
+  summary.steps[1].measured_drop = 99_MiB;
+  return summary;
+}
+
+TEST(Progress, NumbersAreWrittenAsPeopleReadThem) {
+  EXPECT_EQ(fixed(3.14159, 2), "3.14");
+  EXPECT_EQ(fixed(-0.5, 0), "-0");
+  EXPECT_EQ(fixed(std::numeric_limits<double>::quiet_NaN(), 2), "nan");
+  EXPECT_EQ(fixed(-std::numeric_limits<double>::infinity(), 2), "-inf");
+  EXPECT_EQ(fixed(std::numeric_limits<double>::max(), 1).size(), 311);
+  EXPECT_EQ(format_ms(12.34), "12.3 ms");
+  EXPECT_EQ(format_ms(4560), "4.56 s");
+  EXPECT_EQ(format_ms(125'000), "2 min 5 s");
+}
+
+TEST(Progress, PlainOutputIsOneLineAStepWithoutEscapes) {
+  std::ostringstream out;
+  {
+    Progress progress(out, /*terminal=*/false, 2);
+    progress.step(step(1, 3.5, 100));
+    progress.step(step(2, 2.5, 40));
+  }
+  EXPECT_EQ(out.str(),
+            "step 1/2  loss 3.5000  grad_norm 7.000  lr 0.00e+00  1000 tok/s  step 100.0 ms\n"
+            "step 2/2  loss 2.5000  grad_norm 5.000  lr 0.00e+00  2500 tok/s  step 40.0 ms\n");
+}
+
+TEST(Progress, ATerminalGetsABarThatIsGoneAtTheEnd) {
+  std::ostringstream out;
+  {
+    Progress progress(out, /*terminal=*/true, 2);
+    progress.step(step(1, 3.5, 3000));
+    EXPECT_THAT(out.str(), HasSubstr("[###############...............] 1/2  3.00 s left"));
+    progress.step(step(2, 2.5, 40));
+  }
+  EXPECT_THAT(out.str(), ::testing::EndsWith("\r\033[K"));
+  EXPECT_THAT(out.str(), Not(HasSubstr("2/2  0")));
+}
+
+TEST(Progress, TheFinalTableComparesPlannedAndMeasured) {
+  const std::string table = final_table(two_steps());
+  EXPECT_THAT(table, HasSubstr("99.00 MiB (R = 0.9900)"));
+  EXPECT_THAT(table, HasSubstr("2 (finished)"));
+  EXPECT_THAT(table, HasSubstr("3.5000 → 2.5000"));
+  EXPECT_THAT(final_table(RunSummary{}), Not(HasSubstr("planned")));
+}
+
+}  // namespace
+}  // namespace neap::train

@@ -1,0 +1,258 @@
+#include "neap/train/run.h"
+
+#include <fstream>
+#include <memory>
+#include <optional>
+
+#include "neap/base/error.h"
+#include "neap/base/log.h"
+#include "neap/device/device.h"
+#include "neap/models/causal_lm.h"
+#include "neap/models/hugging_face.h"
+#include "neap/offload/engine.h"
+#include "neap/trace/chrome_json.h"
+#include "neap/train/adamw.h"
+#include "neap/train/progress.h"
+#include "neap/train/schema.h"
+#include "neap/train/sequences.h"
+#include "neap/train/token_file.h"
+#include "neap/train/trainer.h"
+
+namespace neap::train {
+namespace {
+
+namespace fs = std::filesystem;
+using neap::internal::concat;
+
+// The input, looked at before anything large is allocated.
+struct Input {
+  models::LlamaConfig model;
+  TokenFile tokens;
+  Sequences sequences;
+
+  explicit Input(const RunConfig& config)
+      : model(models::LlamaConfig::from_file(fs::path(config.model.path) / "config.json")),
+        tokens(TokenFile::open(config.data.path, config.data.format, config.data.token_type)),
+        sequences(tokens, {.length = config.train.sequence,
+                           .shuffle = config.data.shuffle,
+                           .seed = static_cast<uint64_t>(config.train.seed)}) {
+    NEAP_CHECK(config.train.sequence <= model.max_position_embeddings, "[train.sequence] expected at most ",
+               model.max_position_embeddings, ", the model's max_position_embeddings; found ", config.train.sequence);
+    tokens.check_vocabulary(model.vocab_size);
+  }
+};
+
+std::vector<std::string> patterns_of(const OffloadSection& offload) {
+  std::vector<std::string> patterns = offload.modules;
+  patterns.insert(patterns.end(), offload.layers.begin(), offload.layers.end());
+  return patterns;
+}
+
+// What lies on the device for the whole run.
+class Assembly {
+ public:
+  Assembly(const RunConfig& config, const Input& input, const Shell& shell)
+      : config_(config), device_(device::Device::of(shell.device)) {
+    guarded("loading the model", [&] { load_model(input); });
+    if (config.offload.options.mode != offload::Mode::kOff) {
+      engine_.emplace(config.offload.options, offload::Resources{.pool = nullptr, .recorder = shell.recorder});
+      engine_->attach(*model_, patterns_of(config.offload));
+    }
+    guarded("allocating the optimizer's state", [&] {
+      const OptimSection& optim = config.optim;
+      optimizer_ = std::make_unique<AdamW>(model_->parameters(), AdamW::Options{.beta1 = optim.betas[0],
+                                                                                .beta2 = optim.betas[1],
+                                                                                .eps = optim.eps,
+                                                                                .weight_decay = optim.weight_decay,
+                                                                                .decay = optim.decay});
+    });
+  }
+
+  device::Device& device() { return device_; }
+  AdamW& optimizer() { return *optimizer_; }
+  offload::Engine* engine() { return engine_ ? &*engine_ : nullptr; }
+  Trainer::Loss loss() {
+    return [model = model_](const at::Tensor& inputs, const at::Tensor& labels, double divisor) {
+      models::LossOptions options;
+      options.divisor = divisor;
+      return model->loss(inputs, labels, options);
+    };
+  }
+
+ private:
+  void load_model(const Input& input) {
+    const at::TensorOptions options = at::TensorOptions().device(device_.c10_device()).dtype(at::kFloat);
+    model_ = config_.model.init == Init::kRandom
+                 ? models::make_llama(input.model, options, static_cast<uint64_t>(config_.train.seed))
+                 : models::model_from_hf(config_.model.path, options);
+  }
+
+  template <class Function>
+  void guarded(const char* when, Function&& function) {
+    device_.reset_peak();
+    try {
+      function();
+    } catch (const std::exception& error) {
+      const auto reason = out_of_memory_text(error);
+      if (!reason) throw;
+      const auto parameters = model_ ? model_->parameters() : std::vector<at::Tensor>();
+      throw DeviceOutOfMemory({.when = when, .reason = *reason, .use = memory_use(parameters, Bytes(0), device_)});
+    }
+  }
+
+  const RunConfig& config_;
+  device::Device& device_;
+  std::shared_ptr<models::CausalLM> model_;
+  std::optional<offload::Engine> engine_;
+  std::unique_ptr<AdamW> optimizer_;
+};
+
+std::string device_name(const RunConfig& config) {
+  const DeviceSection& device = config.device;
+  const std::string index = ":" + std::to_string(device.index);
+  switch (device.type) {
+    case DeviceKind::kCpu:
+      return "cpu";
+    case DeviceKind::kCuda:
+      return "cuda" + index;
+    case DeviceKind::kSim:
+      break;
+  }
+  return concat("sim", index, ", capacity ", device.capacity ? to_string(*device.capacity) : "unlimited");
+}
+
+std::string model_line(const Input& input, const RunConfig& config, Assembly& assembly) {
+  int64_t count = 0;
+  for (const at::Tensor& parameter : assembly.optimizer().parameters()) count += parameter.numel();
+  return concat("model   ", config.model.path, " (", input.model.architecture(), ", ",
+                fixed(static_cast<double>(count) * 1e-6, 1), " M parameters, float32) on ", device_name(config));
+}
+
+void print_heading(const Input& input, const RunConfig& config, const Shell& shell, Assembly& assembly) {
+  const TrainSection& train = config.train;
+  shell.out << model_line(input, config, assembly) << '\n'
+            << "data    " << config.data.path << ": " << input.tokens.size() << " tokens, "
+            << input.sequences.per_epoch() << " sequences of " << train.sequence << '\n'
+            << "step    " << train.accumulation << " × " << train.batch << " × " << train.sequence << " = "
+            << train.accumulation * train.batch * train.sequence << " tokens, " << train.steps << " steps\n";
+  if (offload::Engine* engine = assembly.engine()) {
+    const auto units = engine->unit_names();
+    shell.out << "offload " << to_string(engine->options().mode) << ", " << units.size() << " units (" << units.front()
+              << " … " << units.back() << "), prefetch " << to_string(engine->options().prefetch) << '\n';
+  } else {
+    shell.out << "offload off\n";
+  }
+  shell.out << std::flush;
+}
+
+void warn_of_keys_without_effect(const RunConfig& config) {
+  if (config.device.type != DeviceKind::kSim && config.device.capacity) {
+    log_warning("device.capacity has no effect: device.type is not sim");
+  }
+  const bool patterns = !config.offload.modules.empty() || !config.offload.layers.empty();
+  if (config.offload.options.mode == offload::Mode::kOff && patterns) {
+    log_warning("offload.modules and offload.layers have no effect: offload.mode is off");
+  }
+}
+
+std::optional<Bytes> capacity_of(const RunConfig& config, const device::Device& device) {
+  if (config.device.type == DeviceKind::kSim) return config.device.capacity;
+  const auto capacity = device.capacity();
+  return capacity ? std::optional(capacity->total) : std::nullopt;
+}
+
+void take_steps(const RunConfig& config, const Shell& shell, const fs::path& dir, Assembly& assembly,
+                const Input& input, RunSummary& summary) {
+  MetricsFile metrics_file(dir / "metrics.jsonl");
+  Trainer trainer({.loss = assembly.loss(),
+                   .sequences = input.sequences,
+                   .optimizer = assembly.optimizer(),
+                   .rate = LearningRate(config.optim, config.train.steps),
+                   .device = assembly.device(),
+                   .engine = assembly.engine(),
+                   .recorder = shell.recorder,
+                   .device_has_clock = shell.device_has_clock},
+                  config.train, config.optim.clip);
+  Progress progress(shell.out, shell.terminal, config.train.steps);
+  for (int64_t step = 0; step < config.train.steps; ++step) {
+    if (shell.stop_requested && shell.stop_requested()) {
+      summary.status = RunStatus::kInterrupted;
+      return;
+    }
+    const StepMetrics metrics = trainer.step();
+    metrics_file.write(metrics);
+    progress.step(metrics);
+    if (metrics.device_peak) summary.peak = std::max(summary.peak.value_or(Bytes(0)), *metrics.device_peak);
+    summary.steps.push_back(metrics);
+  }
+}
+
+// Everything about one run that ends in a status rather than in an exception.
+template <class Function>
+RunResult with_status(const RunConfig& config, RunSummary summary, Function&& function) {
+  RunResult result{.summary = std::move(summary), .message = ""};
+  try {
+    function(result);
+  } catch (const DeviceOutOfMemory& error) {
+    result.summary.status = RunStatus::kOutOfMemory;
+    const auto& peak = error.shortage().use.peak;
+    if (peak) result.summary.peak = std::max(result.summary.peak.value_or(Bytes(0)), *peak);
+    result.message = describe(error.shortage(), config);
+  } catch (const NonFiniteError& error) {
+    result.summary.status = RunStatus::kNonFinite;
+    result.message = error.what();
+  }
+  return result;
+}
+
+RunSummary new_summary(const RunConfig& config, const Shell& shell) {
+  RunSummary summary;
+  summary.name = fs::path(config.log.dir).filename().string();
+  summary.capacity = capacity_of(config, device::Device::of(shell.device));
+  return summary;
+}
+
+fs::path make_run_directory(const RunConfig& config) {
+  const fs::path dir = config.log.dir;
+  std::error_code status;
+  fs::create_directories(dir, status);
+  NEAP_CHECK(fs::is_directory(dir), "[log.dir] ", dir.string(), " cannot be made: ", status.message());
+  // What an earlier run left would be mistaken for this one's.
+  for (const char* name : {"metrics.jsonl", "summary.json", "trace.json"}) fs::remove(dir / name, status);
+  write_file(dir / "config.yaml", to_yaml(config));
+  return dir;
+}
+
+}  // namespace
+
+RunResult run(const RunConfig& config, const Shell& shell) {
+  warn_of_keys_without_effect(config);
+  const Input input(config);
+  const fs::path dir = make_run_directory(config);
+  RunResult result = with_status(config, new_summary(config, shell), [&](RunResult& current) {
+    Assembly assembly(config, input, shell);
+    print_heading(input, config, shell, assembly);
+    take_steps(config, shell, dir, assembly, input, current.summary);
+    assembly.device().synchronize();
+  });
+  write_file(dir / "summary.json", to_json(result.summary));
+  if (shell.recorder != nullptr) {
+    std::ofstream trace(dir / "trace.json", std::ios::binary);
+    trace::write_chrome_json(*shell.recorder, trace);
+    NEAP_CHECK(trace.good(), "[log.dir] ", (dir / "trace.json").string(), " cannot be written");
+  }
+  shell.out << '\n' << final_table(result.summary) << table_row("files", dir.string()) << std::flush;
+  return result;
+}
+
+RunResult dry_run(const RunConfig& config, const Shell& shell) {
+  warn_of_keys_without_effect(config);
+  const Input input(config);
+  return with_status(config, new_summary(config, shell), [&](RunResult& /*current*/) {
+    Assembly assembly(config, input, shell);
+    shell.out << to_yaml(config) << '\n';
+    print_heading(input, config, shell, assembly);
+  });
+}
+
+}  // namespace neap::train

@@ -1,0 +1,160 @@
+#include "neap/train/trainer.h"
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/util/Exception.h>
+
+#include <chrono>
+#include <cmath>
+#include <new>
+
+#include "neap/base/scope_exit.h"
+#include "neap/offload/engine.h"
+#include "neap/trace/recorder.h"
+#include "neap/train/clip.h"
+
+namespace neap::train {
+namespace {
+
+double milliseconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+}
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+}  // namespace
+
+std::optional<std::string> out_of_memory_text(const std::exception& error) {
+  if (const auto* ours = dynamic_cast<const OutOfMemory*>(&error)) return ours->what();
+  if (const auto* device = dynamic_cast<const c10::OutOfMemoryError*>(&error)) {
+    return first_line(device->what_without_backtrace());
+  }
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return "the host has no memory left";
+  // torch's CPU allocator has no type of its own for this.
+  if (const auto* other = dynamic_cast<const c10::Error*>(&error)) {
+    const std::string text = first_line(other->what_without_backtrace());
+    if (text.find("DefaultCPUAllocator: ") != std::string::npos) return text;
+  }
+  return std::nullopt;
+}
+
+MemoryUse memory_use(const std::vector<at::Tensor>& parameters, Bytes optimizer, const device::Device& device) {
+  MemoryUse use;
+  use.optimizer = optimizer;
+  for (const at::Tensor& parameter : parameters) {
+    use.parameters += Bytes(static_cast<int64_t>(parameter.nbytes()));
+    if (parameter.grad().defined()) use.gradients += Bytes(static_cast<int64_t>(parameter.grad().nbytes()));
+  }
+  if (const auto stats = device.memory_stats()) use.peak = stats->allocated_peak;
+  if (const auto capacity = device.capacity()) use.capacity = capacity->total;
+  return use;
+}
+
+Trainer::Trainer(Parts parts, const TrainSection& train, double clip)
+    : parts_(std::move(parts)), train_(train), clip_(clip) {}
+
+// Runs one part of the step: names it for messages and, with a recorder, draws it on the device's clock.
+template <class Function>
+void Trainer::phase(const char* name, Function&& function) {
+  phase_ = name;
+  const int64_t begin = parts_.recorder != nullptr ? parts_.device.now_ns() : 0;
+  function();
+  if (parts_.recorder != nullptr) {
+    parts_.recorder->span("trainer/host", name, begin, parts_.device.now_ns(), {{"step", steps_done_ + 1}});
+  }
+}
+
+at::Tensor Trainer::batch(int64_t micro, at::Tensor& labels) const {
+  const at::Tensor inputs = at::empty({train_.batch, train_.sequence}, at::kLong);
+  labels = at::empty_like(inputs);
+  const auto length = static_cast<size_t>(train_.sequence);
+  const int64_t first = (steps_done_ * train_.accumulation + micro) * train_.batch;
+  for (int64_t row = 0; row < train_.batch; ++row) {
+    const int64_t offset = row * train_.sequence;
+    parts_.sequences.read(first + row, {inputs.data_ptr<int64_t>() + offset, length},
+                          {labels.data_ptr<int64_t>() + offset, length});
+  }
+  labels = labels.to(parts_.device.c10_device());
+  return inputs.to(parts_.device.c10_device());
+}
+
+void Trainer::accumulate_gradients(int64_t tokens, at::Tensor& loss) {
+  for (int64_t micro = 0; micro < train_.accumulation; ++micro) {
+    at::Tensor labels;
+    at::Tensor part;
+    phase("forward", [&] {
+      const at::Tensor inputs = batch(micro, labels);
+      part = parts_.loss(inputs, labels, static_cast<double>(tokens));
+    });
+    phase("backward", [&] { part.backward(); });
+    const at::Tensor value = part.detach();
+    loss = loss.defined() ? at::add(loss, value) : value;
+  }
+}
+
+void Trainer::update(StepMetrics& metrics) {
+  const bool finite = std::isfinite(metrics.loss) && std::isfinite(metrics.grad_norm);
+  if (finite) {
+    phase("update", [&] {
+      clip_to(parts_.optimizer.parameters(), metrics.grad_norm, clip_);
+      parts_.optimizer.step(metrics.lr);
+    });
+    return;
+  }
+  if (train_.non_finite == NonFinite::kStop) {
+    throw NonFiniteError(neap::internal::concat("step ", metrics.step, ": the loss is ", metrics.loss,
+                                                " and the gradient norm ", metrics.grad_norm,
+                                                "; the update was not made. A lower optim.lr or optim.clip may help; "
+                                                "train.non_finite: skip goes on without such updates"));
+  }
+  metrics.skipped = true;
+}
+
+StepMetrics Trainer::step() {
+  device::Device& device = parts_.device;
+  const auto begin = std::chrono::steady_clock::now();
+  const int64_t device_begin = device.now_ns();
+  device.reset_peak();
+  const ScopeExit drop_gradients([&] { parts_.optimizer.zero_grad(); });
+
+  StepMetrics metrics;
+  metrics.step = steps_done_ + 1;
+  metrics.lr = parts_.rate.at(steps_done_);
+  metrics.tokens = train_.batch * train_.sequence * train_.accumulation;
+  try {
+    at::Tensor loss;
+    accumulate_gradients(metrics.tokens, loss);
+    phase("gradient norm", [&] {
+      metrics.grad_norm = global_norm(parts_.optimizer.parameters());
+      metrics.loss = loss.item<double>();
+    });
+    update(metrics);
+  } catch (const std::exception& error) {
+    const auto reason = out_of_memory_text(error);
+    if (!reason) throw;
+    throw DeviceOutOfMemory({.when = neap::internal::concat("the ", phase_, " of step ", metrics.step),
+                             .reason = *reason,
+                             .use = memory_use(parts_.optimizer.parameters(), parts_.optimizer.state_bytes(), device)});
+  }
+  ++steps_done_;
+  metrics.step_ms = milliseconds_since(begin);
+  if (parts_.device_has_clock) metrics.device_step_ms = static_cast<double>(device.now_ns() - device_begin) * 1e-6;
+  if (const auto stats = device.memory_stats()) metrics.device_peak = stats->allocated_peak;
+  add_offload_report(metrics);
+  return metrics;
+}
+
+void Trainer::add_offload_report(StepMetrics& metrics) const {
+  if (parts_.engine == nullptr) return;
+  const offload::StepReport report = parts_.engine->take_step_report();
+  metrics.host_bytes = report.host_locked;
+  metrics.offloaded_bytes = report.offloaded_bytes;
+  metrics.reloaded_bytes = report.reloaded_bytes;
+  metrics.late_reloads = report.late_reloads;
+  metrics.exposed_wait_ms = static_cast<double>(report.exposed_wait_ns) * 1e-6;
+  metrics.planned_drop = report.planned_drop;
+  metrics.measured_drop = report.measured_drop;
+}
+
+}  // namespace neap::train

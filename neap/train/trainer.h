@@ -1,0 +1,84 @@
+// The training loop's one step: forward and backward over the micro-batches, clipping, update.
+//
+// Token-weighted: each micro-batch's loss is its sum over the tokens of the whole step, so gradients and the reported
+// loss are means over all tokens, however they were split. Same data, same seed, same bits, with or without offload.
+//
+// The host waits for the device once a step, for the gradient norm. Not thread-safe.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "neap/base/error.h"
+#include "neap/device/device.h"
+#include "neap/train/adamw.h"
+#include "neap/train/config.h"
+#include "neap/train/memory_report.h"
+#include "neap/train/metrics.h"
+#include "neap/train/schedule.h"
+#include "neap/train/sequences.h"
+
+namespace neap::offload {
+class Engine;
+}
+namespace neap::trace {
+class Recorder;
+}
+
+namespace neap::train {
+
+class NonFiniteError : public Error {
+ public:
+  using Error::Error;
+};
+
+class Trainer {
+ public:
+  // The sum of the tokens' losses divided by `divisor`.
+  using Loss = std::function<at::Tensor(const at::Tensor& inputs, const at::Tensor& labels, double divisor)>;
+
+  struct Parts {
+    Loss loss;
+    const Sequences& sequences;
+    AdamW& optimizer;
+    LearningRate rate;
+    device::Device& device;
+    offload::Engine* engine = nullptr;
+    trace::Recorder* recorder = nullptr;
+    bool device_has_clock = false;  // device.now_ns() is not the host's clock: report both times
+  };
+
+  Trainer(Parts parts, const TrainSection& train, double clip);
+
+  // One update. When it throws, the parameters are those of the step before and no gradients are left.
+  //   NonFiniteError      the policy is stop
+  //   DeviceOutOfMemory   with what held the memory
+  StepMetrics step();
+
+ private:
+  void accumulate_gradients(int64_t tokens, at::Tensor& loss);
+  at::Tensor batch(int64_t micro, at::Tensor& labels) const;
+  void update(StepMetrics& metrics);
+  void add_offload_report(StepMetrics& metrics) const;
+  template <class Function>
+  void phase(const char* name, Function&& function);
+
+  Parts parts_;
+  TrainSection train_;
+  double clip_;
+  int64_t steps_done_ = 0;
+  const char* phase_ = "";
+};
+
+// Of the model and the optimizer as they are now, and of the peak since the last reset.
+MemoryUse memory_use(const std::vector<at::Tensor>& parameters, Bytes optimizer, const device::Device& device);
+
+// What the allocator of any device says about a failed allocation, or nothing when `error` is of another kind.
+std::optional<std::string> out_of_memory_text(const std::exception& error);
+
+}  // namespace neap::train

@@ -1,0 +1,180 @@
+// Whole training steps of a small random Llama: on the CPU, on the simulated accelerator, with and without offload.
+#include <c10/util/Exception.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "neap/models/causal_lm.h"
+#include "neap/offload/engine.h"
+#include "neap/train/trainer.h"
+#include "testing/matchers.h"
+#include "testing/sim_fixture.h"
+
+namespace neap::train {
+namespace {
+
+using namespace literals;
+
+models::LlamaConfig tiny() {
+  models::LlamaConfig config;
+  config.vocab_size = 256;
+  config.hidden_size = 32;
+  config.intermediate_size = 96;
+  config.num_hidden_layers = 4;
+  config.num_attention_heads = 4;
+  config.num_key_value_heads = 2;
+  config.head_dim = 8;
+  config.tie_word_embeddings = true;
+  return config;
+}
+
+offload::Options offload_everything(offload::Mode mode) {
+  return {.mode = mode, .min_bytes = 0_B, .prefetch = offload::Layers{1}, .keep_last = 0};
+}
+
+TokenFile some_text() {
+  std::string path = (std::filesystem::temp_directory_path() / "neap-training-XXXXXX").string();
+  const int descriptor = ::mkstemp(path.data());
+  uint32_t state = 12345;
+  for (int i = 0; i < 4000; ++i) {
+    state = state * 1664525 + 1013904223;
+    const char c = static_cast<char>('a' + (state >> 24) % 26);
+    EXPECT_EQ(::write(descriptor, &c, 1), 1);
+  }
+  ::close(descriptor);
+  TokenFile file = TokenFile::open(path);
+  std::filesystem::remove(path);
+  return file;
+}
+
+// Everything a run of some steps needs, on one device.
+struct Training {
+  TokenFile file = some_text();
+  Sequences sequences{file, {.length = 24, .shuffle = true, .seed = 5}};
+  std::shared_ptr<models::CausalLM> model;
+  std::optional<offload::Engine> engine;
+  std::optional<AdamW> optimizer;
+  std::optional<Trainer> trainer;
+  std::vector<StepMetrics> steps;
+
+  explicit Training(c10::Device device, std::optional<offload::Options> options = std::nullopt) {
+    model = models::make_llama(tiny(), at::TensorOptions().device(device), 7);
+    if (options) {
+      engine.emplace(*options);
+      engine->attach(*model);
+    }
+    optimizer.emplace(model->parameters(), AdamW::Options{});
+    OptimSection optim;
+    optim.lr = 1e-2;
+    TrainSection train;
+    train.batch = 2;
+    train.sequence = 24;
+    train.accumulation = 2;
+    trainer.emplace(Trainer::Parts{.loss =
+                                       [this](const at::Tensor& inputs, const at::Tensor& labels, double divisor) {
+                                         models::LossOptions loss;
+                                         loss.divisor = divisor;
+                                         return model->loss(inputs, labels, loss);
+                                       },
+                                   .sequences = sequences,
+                                   .optimizer = *optimizer,
+                                   .rate = LearningRate(optim, 10),
+                                   .device = device::Device::of(device),
+                                   .engine = engine ? &*engine : nullptr},
+                    train, 1.0);
+  }
+  Training(const Training&) = delete;
+  Training& operator=(const Training&) = delete;
+
+  Training& run(int count) {
+    for (int i = 0; i < count; ++i) steps.push_back(trainer->step());
+    return *this;
+  }
+};
+
+void expect_equal_to_the_last_bit(const Training& a, const Training& b) {
+  ASSERT_EQ(a.steps.size(), b.steps.size());
+  for (size_t i = 0; i < a.steps.size(); ++i) {
+    EXPECT_EQ(a.steps[i].loss, b.steps[i].loss) << "step " << i + 1;
+    EXPECT_EQ(a.steps[i].grad_norm, b.steps[i].grad_norm) << "step " << i + 1;
+  }
+  const auto ours = a.model->parameters();
+  const auto theirs = b.model->parameters();
+  for (size_t i = 0; i < ours.size(); ++i) {
+    EXPECT_TRUE(testing::bit_equal(ours[i].detach().cpu(), theirs[i].detach().cpu())) << "parameter " << i;
+  }
+}
+
+class TrainingTest : public testing::SimTest {};
+
+TEST_F(TrainingTest, TheLossFalls) {
+  Training training(c10::kCPU);
+  training.run(10);
+  EXPECT_LT(training.steps.back().loss, training.steps.front().loss - 0.5);
+}
+
+TEST_F(TrainingTest, TheSimulatedAcceleratorComputesWhatTheCpuDoes) {
+  Training cpu(c10::kCPU);
+  Training sim(testing::sim());
+  expect_equal_to_the_last_bit(cpu.run(3), sim.run(3));
+}
+
+TEST_F(TrainingTest, OffloadChangesNoBitOfTenSteps) {
+  Training plain(testing::sim());
+  plain.run(10);
+  for (const offload::Mode mode : {offload::Mode::kAsync, offload::Mode::kSync}) {
+    Training offloaded(testing::sim(), offload_everything(mode));
+    offloaded.run(10);
+    expect_equal_to_the_last_bit(plain, offloaded);
+    for (const StepMetrics& step : offloaded.steps) {
+      EXPECT_GT(step.offloaded_bytes, 0_B);
+      EXPECT_EQ(step.reloaded_bytes, step.offloaded_bytes);
+      EXPECT_LT(*step.device_peak, *plain.steps.back().device_peak);
+    }
+  }
+}
+
+TEST_F(TrainingTest, OffloadOnAPlainCpuChangesNoBitEither) {
+  Training plain(c10::kCPU);
+  Training offloaded(c10::kCPU, offload_everything(offload::Mode::kAsync));
+  expect_equal_to_the_last_bit(plain.run(3), offloaded.run(3));
+  EXPECT_GT(offloaded.steps.back().offloaded_bytes, 0_B);
+  EXPECT_EQ(offloaded.steps.back().device_peak, std::nullopt);
+}
+
+TEST_F(TrainingTest, WhatDoesNotFitIsReportedAndFitsWithOffload) {
+  const auto run = [](std::optional<offload::Options> options) {
+    Training training(testing::sim(), std::move(options));
+    training.run(2);
+    return training.steps;
+  };
+  const auto plain = run(std::nullopt);
+  const auto offloaded = run(offload_everything(offload::Mode::kAsync));
+  const int64_t between = (plain[1].device_peak->count + offloaded[1].device_peak->count) / 2;
+  configure([&](sim::DeviceConfig& config) { config.capacity = Bytes(between); });
+
+  try {
+    run(std::nullopt);
+    FAIL() << "it fitted";
+  } catch (const DeviceOutOfMemory& error) {
+    EXPECT_THAT(error.shortage().when, ::testing::HasSubstr("of step 1"));
+    const MemoryUse& use = error.shortage().use;
+    EXPECT_EQ(use.capacity, Bytes(between));
+    EXPECT_GT(use.parameters, 0_B);
+    EXPECT_GT(use.activations(), use.parameters);
+    EXPECT_LE(use.peak, use.capacity);
+  }
+  const auto fitted = run(offload_everything(offload::Mode::kAsync));
+  for (size_t i = 0; i < plain.size(); ++i) {
+    EXPECT_EQ(fitted[i].loss, plain[i].loss);
+    EXPECT_EQ(fitted[i].grad_norm, plain[i].grad_norm);
+    EXPECT_LE(fitted[i].device_peak, Bytes(between));
+  }
+}
+
+}  // namespace
+}  // namespace neap::train

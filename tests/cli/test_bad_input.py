@@ -1,0 +1,188 @@
+"""Every kind of bad input: one clear line, the right exit code, nothing half done."""
+
+import json
+import subprocess
+
+import pytest
+from conftest import CONFIG, ROOT, binary, weights
+from safetensors.numpy import save_file
+
+
+def run_file(workspace, old, new):
+    path = workspace.path / "run.yaml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+# ---- the command line and the run file
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("  steps: 3", "  stepz: 3", "[run.yaml:6] unknown key train.stepz; nearest known key: train.steps"),
+        ("offload:", "ofload:", "[run.yaml:14] unknown key ofload; nearest known key: offload"),
+        ("offload:", "checkpoint:", "[run.yaml:14] unknown key checkpoint; nearest known key: "),
+        ("  steps: 3", "  steps: -3", '[run.yaml:6] train.steps: expected an integer from 1 to 1000000000; found "-3"'),
+        ("  lr: 1e-3", "  lr: .nan", '[run.yaml:11] optim.lr: expected a number from 0 to 1000; found ".nan"'),
+        ("  type: sim", "  type: gpu", '[run.yaml:13] device.type: expected cpu, sim or cuda; found "gpu"'),
+        ("  min_bytes: 0", "  min_bytes: -1", '[run.yaml:15] offload.min_bytes: expected a size from 0 to 8EiB'),
+        ("  steps: 3", "  steps: 3\n  steps: 4", "[run.yaml:7] train.steps is given twice; keep one"),
+        ("  steps: 3", "  steps: [3", "[run.yaml:"),
+        ("  path: model\n", "", "[model.path] this key is required: the directory of the model"),
+    ],
+)
+def test_a_bad_run_file(workspace, old, new, message):
+    if "path: model" in old:
+        run_file(workspace, "model:\n  path: model\n", "")
+    else:
+        run_file(workspace, old, new)
+    assert workspace.train().error_line().startswith(message)
+    assert not (workspace.path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--train.stepz=3", "[--train.stepz] unknown key train.stepz; nearest known key: train.steps"),
+        ("--train.steps=many", "[--train.steps] train.steps: expected an integer"),
+        ("--train.steps", "[--train.steps] expected a value"),
+        ("--optim.warmup=4", "[optim.warmup] expected at most train.steps, which is 3; found 4"),
+        ("--offload.prefetch=soon", "[--offload.prefetch] offload.prefetch: expected automatic, a number of layers"),
+        ("--offload.mode=on", '[--offload.mode] offload.mode: expected off, sync or async; found "on"'),
+        ("--steps=3", "unknown option --steps; nearest key of the run file: --train.steps="),
+        ("extra", "unexpected argument extra"),
+        ("--device.index=1", "[device.index] expected less than device.count, which is 1; found 1"),
+    ],
+)
+def test_a_bad_command_line(workspace, argument, message):
+    assert workspace.train(argument).error_line().startswith(message)
+
+
+def test_no_run_file(workspace):
+    assert "nothing there" in workspace.run("train", "missing.yaml").error_line()
+    assert "a directory" in workspace.run("train", "model").error_line()
+    assert "FILE is required" in workspace.run("train").error_line()
+    assert "subcommand is required" in workspace.run().error_line()
+
+
+def test_help_names_every_key_and_the_exit_codes(workspace):
+    result = workspace.run("train", "--help")
+    assert result.code == 0
+    for part in "--train.steps=integer from 1", "--offload.prefetch=", "Exit codes: 0 finished":
+        assert part in result.out
+    assert workspace.run("--version").out.startswith("neap ")
+
+
+def test_the_page_about_run_files_is_the_one_the_schema_generates():
+    page = subprocess.run([binary(), "config-doc"], capture_output=True, text=True, check=True).stdout
+    assert page == (ROOT / "docs" / "config.md").read_text(), "regenerate: neap config-doc > docs/config.md"
+
+
+# ---- data
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("missing.bin", None, "missing.bin: cannot be opened: No such file"),
+        ("empty.bin", b"", "empty.bin: the file is empty"),
+        ("odd.bin", b"\0" * 101, "odd.bin: truncated: 101 bytes are not a whole number of 2-byte tokens"),
+        ("large.bin", b"\1\0" * 50 + b"\0\2" * 50, "vocabulary of 256; found 512 at position 50"),
+        ("short.txt", b"too short", "short.txt holds 9 tokens; one sequence of 32 needs 33"),
+    ],
+)
+def test_bad_data(workspace, name, content, message):
+    if content is not None:
+        (workspace.path / name).write_bytes(content)
+    assert message in workspace.train(f"--data.path={name}").error_line()
+    assert not (workspace.path / "out").exists()
+
+
+# ---- the model
+
+
+def test_no_model(workspace):
+    assert "nowhere" in workspace.train("--model.path=nowhere").error_line()
+
+
+def test_an_unknown_architecture(workspace):
+    config = CONFIG | {"architectures": ["MambaForCausalLM"], "model_type": "mamba"}
+    (workspace.path / "model" / "config.json").write_text(json.dumps(config))
+    assert "mamba" in workspace.train().error_line().lower()
+
+
+def test_a_broken_config(workspace):
+    (workspace.path / "model" / "config.json").write_text('{"vocab_size": ')
+    assert "config.json" in workspace.train().error_line()
+
+
+def test_no_weights(workspace):
+    (workspace.path / "model" / "model.safetensors").unlink()
+    assert "safetensors" in workspace.train().error_line()
+
+
+@pytest.mark.parametrize("size", [0, 4, 100, 100_000])
+def test_truncated_weights(workspace, size):
+    path = workspace.path / "model" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+    assert "model.safetensors" in workspace.train().error_line()
+
+
+def test_missing_unexpected_and_misshapen_tensors_are_listed(workspace):
+    tensors = weights()
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    tensors["model.layers.9.surprise"] = tensors["model.norm.weight"]
+    tensors["model.norm.weight"] = tensors["model.norm.weight"][:16]
+    save_file(tensors, workspace.path / "model" / "model.safetensors")
+    result = workspace.train()
+    assert result.code == 2
+    for name in "model.layers.1.mlp.up_proj.weight", "model.layers.9.surprise", "model.norm.weight":
+        assert name in result.err
+
+
+def test_a_sequence_beyond_the_models_positions(workspace):
+    assert "[train.sequence] expected at most 128" in workspace.train("--train.sequence=129").error_line()
+
+
+# ---- offload
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--offload.modules=model.layer.{*}"], ["model.layer.{*}", "model.layers"]),
+        (["--offload.modules=model.layers.{*}.mpl"], ["model.layers.{*}.mpl", "mlp"]),
+        (["--offload.layers=0-4"], ["0-4"]),
+        (["--offload.prefetch=4"], ["prefetch", "4"]),
+        (["--offload.keep_last=9"], ["keep_last", "9"]),
+    ],
+)
+def test_units_that_do_not_exist(workspace, arguments, parts):
+    line = workspace.train("--offload.mode=async", *arguments).error_line()
+    for part in parts:
+        assert part in line, line
+
+
+# ---- memory
+
+
+def test_a_capacity_too_small_even_with_offload(workspace):
+    assert workspace.train("--offload.mode=async").code == 0
+    peak = workspace.summary()["peak_bytes"]
+    result = workspace.train("--offload.mode=async", f"--device.capacity={int(peak * 0.8)}")
+    assert result.code == 3, result.err
+    assert result.err.startswith("neap: out of memory in ")
+    assert "what would lower it:" in result.err
+    assert workspace.summary()["out_of_memory"] is True
+
+
+def test_a_capacity_below_the_models_own_state(workspace):
+    result = workspace.train("--device.capacity=64KiB")
+    assert result.code == 3
+    assert "out of memory in loading the model" in result.err
+
+
+def test_a_run_directory_that_cannot_be_made(workspace):
+    assert "[log.dir]" in workspace.train("--log.dir=text.txt/inside").error_line()
