@@ -14,7 +14,7 @@
 
 #include <algorithm>
 
-#include "neap/models/internal/first_order.h"
+#include "neap/models/internal/hand_written.h"
 
 namespace neap::models {
 namespace {
@@ -43,16 +43,21 @@ class Accumulator {
  public:
   Accumulator(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels, const LossOptions& options,
               Wanted wanted)
-      : hidden_(hidden), weight_(weight), options_(options), wanted_(wanted), valid_(labels.ne(options.ignore_index)) {
+      : hidden_(hidden),
+        weight_(weight),
+        options_(options),
+        wanted_(wanted),
+        wide_(internal::wide_type(hidden.scalar_type())),
+        valid_(labels.ne(options.ignore_index)) {
     labels_ = labels.masked_fill(valid_.logical_not(), 0).unsqueeze_(-1);
     // A tensor, not a number: counting on the host would wait for the device.
-    const at::Tensor divisor = options.divisor ? at::scalar_tensor(*options.divisor, valid_.options().dtype(at::kFloat))
-                                               : valid_.sum(at::kFloat);
-    share_ = valid_.to(at::kFloat).div_(divisor).unsqueeze_(-1);
+    const at::Tensor divisor = options.divisor ? at::scalar_tensor(*options.divisor, valid_.options().dtype(wide_))
+                                               : valid_.sum(wide_).clamp_min_(1);
+    share_ = valid_.to(wide_).div_(divisor).unsqueeze_(-1);
     loss_ = at::zeros({}, share_.options());
     if (wanted_.hidden) grad_hidden = at::empty_like(hidden);
     // Low precision is summed over chunks in float32.
-    if (wanted_.weight) grad_weight = at::zeros(weight.sizes(), weight.options().dtype(at::kFloat));
+    if (wanted_.weight) grad_weight = at::zeros(weight.sizes(), weight.options().dtype(wide_));
   }
 
   void add_chunk(int64_t begin, int64_t end) {
@@ -60,8 +65,8 @@ class Accumulator {
     const at::Tensor labels = labels_.slice(0, begin, end);
     const at::Tensor share = share_.slice(0, begin, end);
     at::Tensor logits = at::mm(hidden, weight_.t());
-    const at::Tensor target_logit = options_.z_loss == 0 ? at::Tensor() : logits.gather(1, labels).to(at::kFloat);
-    at::Tensor log_probability = at::log_softmax(logits, 1, at::kFloat);
+    const at::Tensor target_logit = options_.z_loss == 0 ? at::Tensor() : logits.gather(1, labels).to(wide_);
+    at::Tensor log_probability = at::log_softmax(logits, 1, wide_);
     logits.reset();
     const at::Tensor target = log_probability.gather(1, labels);
     at::Tensor token_loss = target.neg();
@@ -70,7 +75,7 @@ class Accumulator {
       log_normaliser = target_logit - target;
       token_loss.addcmul_(log_normaliser, log_normaliser, options_.z_loss);
     }
-    // where() and not a product alone: 0 * inf of an ignored token would be NaN.
+    // The fill besides the product: 0 * inf of an ignored token would be NaN.
     loss_.add_(token_loss.mul_(share).masked_fill_(valid_.slice(0, begin, end).logical_not().unsqueeze_(-1), 0).sum());
     if (wanted_.any()) add_gradients(hidden, labels, share, log_probability.exp_(), log_normaliser, begin, end);
   }
@@ -96,7 +101,7 @@ class Accumulator {
     }
     if (!wanted_.weight) return;
     const at::Tensor weighted = hidden.mul(small_share);
-    if (hidden.scalar_type() == at::kFloat) {
+    if (delta.scalar_type() == wide_) {
       grad_weight.addmm_(delta.t(), weighted);
     } else {
       grad_weight.add_(at::mm(delta.t(), weighted));
@@ -109,6 +114,7 @@ class Accumulator {
   const at::Tensor& weight_;
   const LossOptions& options_;
   Wanted wanted_;
+  at::ScalarType wide_;
   at::Tensor valid_;      // [tokens]
   at::Tensor labels_;     // [tokens, 1], ignored ones replaced by 0
   at::Tensor share_;      // [tokens, 1]: 1 / divisor, 0 for ignored tokens

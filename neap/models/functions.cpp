@@ -13,24 +13,26 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "neap/models/internal/first_order.h"
+#include "neap/models/internal/hand_written.h"
 
 namespace neap::models {
 namespace {
 
 using internal::require_first_order;
+using internal::wide_type;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight, double eps) {
-    const at::Tensor wide = x.to(at::kFloat);
+    const at::ScalarType type = x.scalar_type();
+    const at::Tensor wide = x.to(wide_type(type));
     // The norm reads x once and writes one number per row; square().mean() would write another x.
     at::Tensor scale = at::linalg_vector_norm(wide, 2, {-1}, /*keepdim=*/true);
     scale = scale.square_().div_(static_cast<double>(x.size(-1))).add_(eps).rsqrt_();
     context->save_for_backward({x, weight, scale});
     const at::Tensor normed = at::mul(wide, scale);
-    return x.scalar_type() == at::kFloat ? normed.mul_(weight) : normed.to(x.scalar_type()).mul_(weight);
+    return normed.to(type).mul_(weight);
   }
 
   // With n = x * scale and g = grad * weight:  dx = scale * (g - n * mean(g * n)),  dweight = sum over rows of grad *
@@ -41,9 +43,10 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
     const at::Tensor& weight = saved[1];
     const at::Tensor& scale = saved[2];
     const int64_t size = weight.numel();
-    const at::Tensor grad = grads[0].to(at::kFloat);
-    const at::Tensor wide_weight = weight.to(at::kFloat);
-    const at::Tensor normed = saved[0].to(at::kFloat).mul(scale);
+    const at::ScalarType wide = scale.scalar_type();
+    const at::Tensor grad = grads[0].to(wide);
+    const at::Tensor wide_weight = weight.to(wide);
+    const at::Tensor normed = saved[0].to(wide).mul(scale);
     const at::Tensor product = grad.mul(normed);
     at::Tensor grad_weight = product.view({-1, size}).sum(0).to(weight.scalar_type());
     const at::Tensor mean = at::matmul(product, wide_weight).div_(-static_cast<double>(size)).unsqueeze_(-1);

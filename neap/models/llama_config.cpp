@@ -13,6 +13,8 @@
 namespace neap::models {
 namespace {
 
+using neap::internal::concat;
+
 using Json = nlohmann::json;
 
 struct Family {
@@ -44,7 +46,7 @@ class Reader {
     if (fits<T>(found)) {
       value = found.get<T>();
     } else {
-      fault(key, internal::concat("has the wrong type: ", found.dump()));
+      fault(key, concat("has the wrong type: ", found.dump()));
     }
   }
   template <class T>
@@ -57,9 +59,7 @@ class Reader {
     read(key, fallback);
     return fallback;
   }
-  void fault(std::string_view key, std::string_view what) {
-    faults_.push_back(internal::concat(prefix_, key, " ", what));
-  }
+  void fault(std::string_view key, std::string_view what) { faults_.push_back(concat(prefix_, key, " ", what)); }
 
  private:
   template <class T>
@@ -82,7 +82,7 @@ void read_scaling(Reader& rope, RopeScaling& scaling) {
   rope.read("rope_type", type);
   if (type == "default") return;
   if (type != "linear" && type != "llama3") {
-    return rope.fault("rope_type", internal::concat("'", type, "' is not supported (default, linear, llama3 are)"));
+    return rope.fault("rope_type", concat("'", type, "' is not supported (default, linear, llama3 are)"));
   }
   scaling.type = type == "linear" ? RopeScaling::Type::kLinear : RopeScaling::Type::kLlama3;
   rope.require("factor", scaling.factor);
@@ -102,7 +102,7 @@ void read_rope(const Json& json, Reader& reader, std::vector<std::string>& fault
       reader.fault(key, "is not an object");
       continue;
     }
-    Reader rope(json.at(key), faults, internal::concat(key, "."));
+    Reader rope(json.at(key), faults, concat(key, "."));
     rope.read("rope_theta", config.rope_theta);
     if (rope.get("partial_rotary_factor", 1.0) != 1.0)
       rope.fault("partial_rotary_factor", "other than 1 is not supported");
@@ -134,7 +134,7 @@ void read_window(const Json& json, Reader& reader, LlamaConfig& config) {
   if (reader.has("layer_types")) {
     for (const Json& type : json.at("layer_types")) {
       if (type != "full_attention")
-        return reader.fault("layer_types", internal::concat("holds ", type.dump(), ", which is not supported"));
+        return reader.fault("layer_types", concat("holds ", type.dump(), ", which is not supported"));
     }
   }
 }
@@ -142,7 +142,7 @@ void read_window(const Json& json, Reader& reader, LlamaConfig& config) {
 // Fields that change the numbers, at a value that this layer does not compute.
 void refuse_unsupported(Reader& reader) {
   if (const auto act = reader.get<std::string>("hidden_act", "silu"); act != "silu") {
-    reader.fault("hidden_act", internal::concat("'", act, "' is not supported (silu is)"));
+    reader.fault("hidden_act", concat("'", act, "' is not supported (silu is)"));
   }
   if (reader.get("attention_dropout", 0.0) != 0.0) reader.fault("attention_dropout", "other than 0 is not supported");
   if (reader.get("partial_rotary_factor", 1.0) != 1.0)
@@ -195,7 +195,7 @@ Json parse_object(std::string_view text, std::string_view source) {
 std::string known_families() {
   std::string names;
   for (const Family& family : kFamilies) {
-    names += internal::concat(names.empty() ? "" : ", ", family.model_type, " (", family.architecture, ")");
+    names += concat(names.empty() ? "" : ", ", family.model_type, " (", family.architecture, ")");
   }
   return names;
 }
@@ -246,7 +246,7 @@ LlamaConfig LlamaConfig::from_file(const std::filesystem::path& config_json) {
 void LlamaConfig::validate(std::string_view source) const {
   std::vector<std::string> faults;
   const auto expect = [&](bool ok, auto... what) {
-    if (!ok) faults.push_back(internal::concat(what...));
+    if (!ok) faults.push_back(concat(what...));
   };
   const std::pair<const char*, int64_t> positive[] = {
       {"vocab_size", vocab_size},

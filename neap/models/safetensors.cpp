@@ -1,0 +1,187 @@
+#include "neap/models/safetensors.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "neap/base/error.h"
+#include "neap/base/scope_exit.h"
+
+namespace neap::models {
+namespace {
+
+using neap::internal::concat;
+
+static_assert(std::endian::native == std::endian::little, "safetensors are little-endian and are mapped as they are");
+
+using Json = nlohmann::json;
+
+struct TypeInfo {
+  SafeType type;
+  std::string_view name;
+  int64_t size;
+};
+constexpr std::array kTypes = {
+    TypeInfo{SafeType::kBool, "BOOL", 1}, TypeInfo{SafeType::kU8, "U8", 1},     TypeInfo{SafeType::kI8, "I8", 1},
+    TypeInfo{SafeType::kI16, "I16", 2},   TypeInfo{SafeType::kI32, "I32", 4},   TypeInfo{SafeType::kI64, "I64", 8},
+    TypeInfo{SafeType::kF16, "F16", 2},   TypeInfo{SafeType::kBF16, "BF16", 2}, TypeInfo{SafeType::kF32, "F32", 4},
+    TypeInfo{SafeType::kF64, "F64", 8},
+};
+constexpr int64_t kLengthBytes = 8;
+constexpr int64_t kMaxHeader = 100'000'000;  // the limit of the reference implementation
+
+const TypeInfo& info_of(SafeType type) { return kTypes[static_cast<std::size_t>(type)]; }
+
+std::optional<SafeType> type_named(std::string_view name) {
+  for (const TypeInfo& info : kTypes) {
+    if (info.name == name) return info.type;
+  }
+  return std::nullopt;
+}
+
+// Nothing when a dimension is negative or the product overflows.
+std::optional<int64_t> bytes_of(const SafeTensorInfo& tensor) {
+  int64_t bytes = size_of(tensor.type);
+  for (const int64_t dim : tensor.shape) {
+    if (dim < 0 || __builtin_mul_overflow(bytes, dim, &bytes)) return std::nullopt;
+  }
+  return bytes;
+}
+
+bool all_integers(const Json& list) {
+  return list.is_array() && std::all_of(list.begin(), list.end(), [](const Json& x) { return x.is_number_integer(); });
+}
+
+}  // namespace
+
+std::string_view name_of(SafeType type) { return info_of(type).name; }
+int64_t size_of(SafeType type) { return info_of(type).size; }
+
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path) {
+  map();
+  ScopeExit unmap([this] { ::munmap(const_cast<std::byte*>(data_), static_cast<std::size_t>(size_)); });
+  parse_header();
+  unmap.dismiss();
+}
+
+SafetensorsFile::~SafetensorsFile() { ::munmap(const_cast<std::byte*>(data_), static_cast<std::size_t>(size_)); }
+
+void SafetensorsFile::map() {
+  const int descriptor = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) fail(concat("cannot be opened: ", std::strerror(errno)));
+  const ScopeExit close([descriptor] { ::close(descriptor); });
+  struct stat status {};
+  if (::fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) fail("is not a regular file");
+  size_ = status.st_size;
+  if (size_ < kLengthBytes) fail(concat("is truncated: ", size_, " bytes hold no header length"));
+  void* mapped = ::mmap(nullptr, static_cast<std::size_t>(size_), PROT_READ, MAP_PRIVATE, descriptor, 0);
+  if (mapped == MAP_FAILED) fail(concat("cannot be mapped: ", std::strerror(errno)));
+  data_ = static_cast<const std::byte*>(mapped);
+}
+
+void SafetensorsFile::parse_header() {
+  uint64_t length = 0;
+  std::memcpy(&length, data_, sizeof length);
+  if (length > kMaxHeader) fail(concat("is not a safetensors file: it claims a header of ", length, " bytes"));
+  body_ = kLengthBytes + static_cast<int64_t>(length);
+  if (body_ > size_) fail(concat("is truncated: the header ends at byte ", body_, ", the file at ", size_));
+  const char* text = reinterpret_cast<const char*>(data_ + kLengthBytes);
+  const Json header = Json::parse(text, text + length, nullptr, /*allow_exceptions=*/false);
+  if (header.is_discarded() || !header.is_object()) fail("is not a safetensors file: its header is not a JSON object");
+
+  std::vector<std::pair<int64_t, SafeTensorInfo>> found;
+  for (const auto& [name, entry] : header.items()) {
+    if (name == "__metadata__") {
+      if (!entry.is_object()) fail("has __metadata__ that is not an object");
+      for (const auto& [key, value] : entry.items())
+        metadata_[key] = value.is_string() ? value.get<std::string>() : value.dump();
+      continue;
+    }
+    const bool complete = entry.is_object() && entry.contains("dtype") && entry["dtype"].is_string() &&
+                          entry.contains("shape") && all_integers(entry["shape"]) && entry.contains("data_offsets") &&
+                          all_integers(entry["data_offsets"]) && entry["data_offsets"].size() == 2;
+    if (!complete) fail(concat("describes tensor '", name, "' wrongly: ", entry.dump()));
+    const auto type = type_named(entry["dtype"].get_ref<const std::string&>());
+    if (!type) fail(concat("holds tensor '", name, "' of dtype ", entry["dtype"].dump(), ", which is not supported"));
+    SafeTensorInfo info{name, *type, entry["shape"].get<std::vector<int64_t>>(), 0};
+    const auto begin = entry["data_offsets"][0].get<int64_t>();
+    const auto end = entry["data_offsets"][1].get<int64_t>();
+    const auto bytes = bytes_of(info);
+    if (!bytes || begin < 0 || end < begin || end - begin != *bytes) {
+      fail(concat("gives tensor '", name, "' the bytes ", begin, " to ", end, ", which do not fit its shape ",
+                  entry["shape"].dump(), " of ", name_of(*type)));
+    }
+    info.bytes = *bytes;
+    found.emplace_back(begin, std::move(info));
+  }
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.first, a.second.bytes) < std::pair(b.first, b.second.bytes);
+  });
+  int64_t expected = 0;
+  for (auto& [begin, info] : found) {
+    if (begin != expected) {
+      fail(concat("has tensor '", info.name, "' at byte ", begin, " where ", expected,
+                  " was expected: tensors overlap or leave a gap"));
+    }
+    expected += info.bytes;
+    offsets_.push_back(begin);
+    tensors_.push_back(std::move(info));
+  }
+  if (body_ + expected != size_) {
+    fail(concat(body_ + expected > size_ ? "is truncated" : "has bytes after its last tensor", ": its header asks for ",
+                body_ + expected, " bytes, the file has ", size_));
+  }
+}
+
+std::span<const std::byte> SafetensorsFile::bytes(std::size_t index) const {
+  return {data_ + body_ + offsets_.at(index), static_cast<std::size_t>(tensors_[index].bytes)};
+}
+
+void SafetensorsFile::fail(const std::string& what) const {
+  NEAP_USER_ERROR("[models] ", path_.string(), " ", what, "; fetch or save the file again");
+}
+
+SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const std::vector<SafeTensorInfo>& tensors,
+                                     const std::map<std::string, std::string>& metadata)
+    : file_(path) {
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  int64_t offset = 0;
+  for (const SafeTensorInfo& tensor : tensors) {
+    const auto bytes = bytes_of(tensor);
+    NEAP_ASSERT(bytes.has_value(), tensor.name);
+    header[tensor.name] = {
+        {"dtype", name_of(tensor.type)}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + *bytes}}};
+    offset += *bytes;
+    sizes_.push_back(*bytes);
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // tensors start aligned for every type
+  const uint64_t length = text.size();
+  file_.write(std::as_bytes(std::span(&length, 1)));
+  file_.write(std::as_bytes(std::span(text)));
+}
+
+void SafetensorsWriter::append(std::span<const std::byte> bytes) {
+  NEAP_ASSERT(next_ < sizes_.size() && std::cmp_equal(sizes_[next_], bytes.size()), "tensor ", next_, " of ",
+              sizes_.size());
+  file_.write(bytes);
+  ++next_;
+}
+
+void SafetensorsWriter::finish() {
+  NEAP_ASSERT(next_ == sizes_.size(), next_, " of ", sizes_.size(), " tensors were written");
+  file_.commit();
+}
+
+}  // namespace neap::models

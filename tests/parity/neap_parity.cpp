@@ -1,0 +1,85 @@
+// One forward and backward of a Hugging Face model directory, for comparison with transformers.
+//
+//   neap_parity MODEL_DIR INPUT.safetensors OUTPUT.safetensors [--gradients PREFIX]… [--save DIR]
+//
+// INPUT holds "ids" and "labels" (int64, [batch, sequence]; labels already shifted). OUTPUT gets "logits", "loss" and
+// "grad.NAME" of every parameter, or of those whose name starts with a PREFIX. --save writes the model again.
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "neap/base/error.h"
+#include "neap/models/hugging_face.h"
+#include "neap/models/safetensors.h"
+
+namespace {
+
+using namespace neap::models;
+using Named = std::vector<std::pair<std::string, at::Tensor>>;
+
+at::Tensor read_integers(const SafetensorsFile& file, const std::string& name) {
+  for (std::size_t i = 0; i < file.tensors().size(); ++i) {
+    const SafeTensorInfo& info = file.tensors()[i];
+    if (info.name != name) continue;
+    NEAP_CHECK(info.type == SafeType::kI64, name, ": expected I64; found ", name_of(info.type));
+    at::Tensor tensor = at::empty(info.shape, at::kLong);
+    std::memcpy(tensor.mutable_data_ptr(), file.bytes(i).data(), file.bytes(i).size());
+    return tensor;
+  }
+  NEAP_USER_ERROR(file.path().string(), ": no tensor ", name);
+}
+
+void write(const std::string& path, const Named& tensors) {
+  std::vector<SafeTensorInfo> infos;
+  for (const auto& [name, tensor] : tensors) infos.push_back({name, SafeType::kF32, tensor.sizes().vec(), 0});
+  SafetensorsWriter writer(path, infos);
+  for (const auto& [name, tensor] : tensors) {
+    const at::Tensor host = tensor.detach().contiguous();
+    writer.append({static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()});
+  }
+  writer.finish();
+}
+
+void run(const std::vector<std::string>& arguments) {
+  NEAP_CHECK(arguments.size() >= 3, "usage: neap_parity MODEL_DIR INPUT OUTPUT [--gradients PREFIX]… [--save DIR]");
+  std::vector<std::string> prefixes;
+  std::string save_dir;
+  for (std::size_t i = 3; i + 1 < arguments.size(); i += 2) {
+    if (arguments[i] == "--gradients") prefixes.push_back(arguments[i + 1]);
+    if (arguments[i] == "--save") save_dir = arguments[i + 1];
+  }
+  const auto model = model_from_hf(arguments[0]);
+  const SafetensorsFile input(arguments[1]);
+  const at::Tensor ids = read_integers(input, "ids");
+  const at::Tensor loss = model->loss(ids, read_integers(input, "labels"));
+  loss.backward();
+  Named out = {{"loss", loss}};
+  {
+    const at::NoGradGuard no_grad;
+    out.emplace_back("logits", model->logits(ids));
+  }
+  for (const auto& item : model->named_parameters()) {
+    const auto named = [&](const std::string& prefix) { return item.key().starts_with(prefix); };
+    if (prefixes.empty() || std::ranges::any_of(prefixes, named))
+      out.emplace_back("grad." + item.key(), item.value().grad());
+  }
+  write(arguments[2], out);
+  if (!save_dir.empty()) save_hf(*model, save_dir);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    run({argv + 1, argv + argc});
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}
