@@ -23,6 +23,8 @@ endif()
 if(NOT NEAP_TORCH_FREE_ONLY)
   find_package(TorchLite 2.11 REQUIRED)
   message(STATUS "torch ${TorchLite_VERSION} in ${NEAP_TORCH_DIR}")
+  # Installed programs find torch where they were built with it.
+  set(CMAKE_INSTALL_RPATH "${NEAP_TORCH_DIR}/lib")
   neap_require(fmt libfmt-dev)
   neap_require(spdlog libspdlog-dev)
   neap_require(yaml-cpp libyaml-cpp-dev)
