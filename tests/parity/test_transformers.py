@@ -143,9 +143,8 @@ def test_a_sharded_directory_is_read(tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_weights_are_widened(dtype, tmp_path):
-    model = random_model(TINY["qwen3"], seed=13).to(dtype)
-    model.save_pretrained(tmp_path / "model")
-    model = model.float()
+    random_model(TINY["qwen3"], seed=13).to(dtype).save_pretrained(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32, attn_implementation="sdpa")
     ids = torch.randint(0, SIZES["vocab_size"], (1, 20))
     compare(
         run_cpp(tmp_path / "model", ids, shifted(ids), tmp_path), model, *run_transformers(model, ids, shifted(ids))
