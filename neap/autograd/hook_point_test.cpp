@@ -259,7 +259,7 @@ TEST(VisitTensors, LooksIntoNestedValuesAndStructsThatVisitThemselves) {
   EXPECT_THAT(sizes(std::array<Tensor, 2>{b, a}), ElementsAre(2, 1));
   EXPECT_THAT(sizes(std::make_tuple(a, 7, std::string("text"), std::pair(b, std::optional<Tensor>(c)))),
               ElementsAre(1, 2, 3));
-  EXPECT_THAT(sizes(std::optional<Tensor>()), IsEmpty());
+  EXPECT_THAT(sizes(std::vector<std::optional<Tensor>>{std::nullopt, b}), ElementsAre(2));
   EXPECT_THAT(sizes(std::map<std::string, Tensor>{{"x", c}}), ElementsAre(3));
   EXPECT_THAT(sizes(std::vector<Output>{{a, {b, c}}}), ElementsAre(1, 2, 3));
   EXPECT_THAT(sizes(42), IsEmpty());
