@@ -36,6 +36,7 @@ void register_kernels() {
   register_copies(aten);
   register_attention(aten);
   register_convolution(aten);
+  register_random(aten);
   register_composites(aten);
   static auto& all = *new Library(Library::IMPL, "_", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   all.fallback(torch::CppFunction::makeFromBoxedFunction<&cpu_kernel>());

@@ -45,11 +45,11 @@ void register_backend();
 // One function per file, called by register_backend().
 void register_guard();
 void register_hooks();
-void register_attention_choice();
 void register_factories(torch::Library& aten);
 void register_copies(torch::Library& aten);
 void register_attention(torch::Library& aten);
 void register_convolution(torch::Library& aten);
+void register_random(torch::Library& aten);
 void register_composites(torch::Library& aten);
 void register_autocast(torch::Library& aten);
 

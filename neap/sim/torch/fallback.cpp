@@ -83,6 +83,8 @@ bool waits_for_result(const OpPlan& plan, const IValue* arguments) {
 
 void cpu_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const OpPlan& plan = plan_of(op);
+  TORCH_CHECK_NOT_IMPLEMENTED(plan.has_cpu_kernel, plan.name,
+                              ": sim runs the CPU's kernels, and the CPU has none for this operator");
   IValue* arguments = stack->data() + (stack->size() - plan.num_arguments);
   const double cost = flops(plan, arguments);
   const bool host_waits = waits_for_result(plan, arguments);

@@ -72,6 +72,7 @@ OpPlan make_plan(const c10::OperatorHandle& op) {
     plan.uses.push_back(!written ? Use::kReads : only_written ? Use::kWrites : Use::kUpdates);
     if (is_generator(argument)) plan.generator_argument = static_cast<int>(i);
   }
+  plan.has_cpu_kernel = op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
   plan.is_view = is_view(schema);
   plan.takes_cpu_tensors = schema.name().find("index") != std::string::npos;
   plan.waits_for_result = op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output);

@@ -28,6 +28,7 @@ struct OpPlan {
   std::size_t num_arguments = 0;
   std::size_t num_returns = 0;
   int generator_argument = -1;
+  bool has_cpu_kernel = false;
   bool is_view = false;            // changes metadata only: no kernel runs, nothing is read
   bool takes_cpu_tensors = false;  // an index list may lie on the CPU, as on CUDA
   bool waits_for_result = false;   // the host must read the result to know its shape (nonzero, masked_select …)
