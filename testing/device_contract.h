@@ -44,7 +44,9 @@ class DeviceContract : public DeviceUnderTest::Fixture {
   static at::Tensor ramp(int64_t first = 0) { return at::arange(first, first + kElements, at::kInt); }
   // What has not happened yet can be looked at only where the device can be held.
   static void expect_unfinished(bool finished) {
-    if (DeviceUnderTest::kHoldsExactly) EXPECT_FALSE(finished);
+    if (DeviceUnderTest::kHoldsExactly) {
+      EXPECT_FALSE(finished);
+    }
   }
 
   // Copies on `stream` once it has passed what the default stream has queued; the event is done when the copy is.

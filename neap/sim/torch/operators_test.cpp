@@ -19,6 +19,8 @@ struct OperatorCase {
   std::string name;
   std::function<Tensors()> make_inputs;  // on the CPU
   std::function<Tensors(const Tensors&)> run;
+
+  friend void PrintTo(const OperatorCase& op, std::ostream* out) { *out << op.name; }
 };
 
 Tensor real(at::IntArrayRef size) { return at::randn(size); }
@@ -326,7 +328,7 @@ void add_networks(std::vector<OperatorCase>& cases) {
               [] {
                 return Tensors{real({2, 4, 9, 9}), real({6, 2, 3, 3})};
               },
-              [](const Tensors& in) { return at::conv2d(in[0], in[1], {}, 1, 0, 1, 2); }),
+              [](const Tensors& in) { return at::conv2d(in[0], in[1], {}, 1, 1, 1, 2); }),
           general(
               "conv1d",
               [] {
@@ -341,7 +343,10 @@ void add_networks(std::vector<OperatorCase>& cases) {
               [](const Tensors& in) { return at::conv_transpose2d(in[0], in[1], in[2], 2, 1, 1); }),
           general("max_pool2d", image, [](const Tensors& in) { return at::max_pool2d(in[0], 3, 2); }),
           general("avg_pool2d", image, [](const Tensors& in) { return at::avg_pool2d(in[0], 3); }),
-          general("adaptive_avg_pool2d", image, [](const Tensors& in) { return at::adaptive_avg_pool2d(in[0], 2); }),
+          general("adaptive_avg_pool2d", image,
+                  [](const Tensors& in) {
+                    return at::adaptive_avg_pool2d(in[0], {2, 2});
+                  }),
           general("upsample", image,
                   [](const Tensors& in) {
                     return at::upsample_bilinear2d(in[0], {12, 12}, false);
@@ -396,9 +401,9 @@ void add_networks(std::vector<OperatorCase>& cases) {
           general(
               "rnn_cell",
               [] {
-                return Tensors{real({3, 4}), real({3, 5}), real({15, 4}), real({15, 5})};
+                return Tensors{real({3, 4}), real({3, 5}), real({5, 4}), real({5, 5})};
               },
-              [](const Tensors& in) { return at::gru_cell(in[0], in[1], in[2], in[3]); }),
+              [](const Tensors& in) { return at::rnn_tanh_cell(in[0], in[1], in[2], in[3]); }),
       });
 }
 

@@ -69,7 +69,7 @@ TEST_F(Tensors, InPlaceOperatorsWriteThroughViews) {
     x.t_();
     x.masked_fill_(x > 0, 3.0);
     x.narrow(0, 2, 3).copy_(x.narrow(0, 4, 3).clone());
-    x.view({-1}).slice(0, 0, 48, 5).fill_(9);
+    x.t().view({-1}).slice(0, 0, 48, 5).fill_(9);
     return x;
   };
   EXPECT_TRUE(bit_equal(run(x_, y_), run(cx_, cy_)));
@@ -188,6 +188,12 @@ TEST_F(Tensors, GoFromDeviceToDevice) {
   EXPECT_TRUE(bit_equal(there, cx_));
   EXPECT_TRUE(bit_equal(y_.t().to(sim(1), at::kHalf), cy_.t().to(at::kHalf)));
   EXPECT_EQ(control().counters(0).peer.copies, 2);
+}
+
+TEST_F(Tensors, MeetAClearErrorWhereTheCpuHasNoKernel) {
+  const auto weights = at::ones({24, 8}, on_sim());  // ATen sends a device's cells to fused kernels
+  EXPECT_NE(error_of([&] { at::gru_cell(x_, y_, weights, weights); }).find("the CPU has none for this operator"),
+            std::string::npos);
 }
 
 TEST_F(Tensors, ArePrinted) {
