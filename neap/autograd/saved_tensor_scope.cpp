@@ -13,6 +13,7 @@
 
 #include <atomic>
 #include <utility>
+#include <vector>
 
 #include "neap/autograd/node_ptr.h"
 #include "neap/base/error.h"
@@ -123,7 +124,9 @@ void install_saved_tensor_hooks() {
   }
   auto* proxy = g_proxy.load(std::memory_order_acquire);
   if (proxy == nullptr || &current != proxy) {
-    proxy = new ProxyEngine(current);
+    // Reachable for ever, so that a leak checker does not take a displaced proxy for one that was lost.
+    static auto& proxies = *new std::vector<std::unique_ptr<ProxyEngine>>;
+    proxy = proxies.emplace_back(std::make_unique<ProxyEngine>(current)).get();
     g_proxy.store(proxy, std::memory_order_release);
     ag::set_default_engine_stub(&proxy_stub);
   }
