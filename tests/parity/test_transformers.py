@@ -97,19 +97,16 @@ def error_of(found, expected):
     return ((found - expected).abs().max() / expected.abs().max()).item()
 
 
-def compare(found, model, logits, loss):
-    """Largest error of each kind; every one within the tolerance."""
+def compare(found, model, logits, loss, gradient_tolerance=TOLERANCE):
+    """Largest error of each kind; every one within its tolerance."""
     parameters = dict(model.named_parameters())
     gradients = {name.removeprefix("grad."): value for name, value in found.items() if name.startswith("grad.")}
     errors = {name: error_of(value, parameters[name].grad) for name, value in gradients.items()}
     worst = max(errors, key=errors.get)
-    report = {
-        "logits": error_of(found["logits"], logits),
-        "loss": error_of(found["loss"], loss),
-        f"gradient ({worst})": errors[worst],
-    }
-    print("\n  " + ", ".join(f"{name}: {value:.1e}" for name, value in report.items()))
-    assert all(value <= TOLERANCE for value in report.values()), report
+    report = {"logits": error_of(found["logits"], logits), "loss": error_of(found["loss"], loss)}
+    print("\n  " + ", ".join(f"{name}: {value:.1e}" for name, value in report.items()), f"{worst}: {errors[worst]:.1e}")
+    assert max(report.values()) <= TOLERANCE, report
+    assert errors[worst] <= gradient_tolerance, (worst, errors[worst])
     return errors
 
 
@@ -162,15 +159,17 @@ def smollm2():
 
 def test_smollm2_agrees_and_knows_english(smollm2, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
-    text = "The tide is the rise and fall of the sea, caused by the Moon and the Sun. It is high twice a day."
+    text = "The capital of Germany is Berlin. The capital of Italy is Rome. The capital of France is"
     ids = tokenizer(text, return_tensors="pt").input_ids
     assert tokenizer.decode(ids[0]) == text
     model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32, attn_implementation="sdpa")
     logits, loss = run_transformers(model, ids, shifted(ids))
-    # Wrongly unpacked or permuted weights would make noise of it: a loss near 10.
-    assert loss < 3.0
+    assert tokenizer.decode(logits[0, -1].argmax()) == " Paris"
+    assert loss < 2.0  # 3.1 with q and k left in llama.cpp's order
     options = ["--gradients", "model.layers.0.", "--gradients", "model.layers.29.", "--gradients", "model.embed_tokens"]
-    compare(run_cpp(smollm2, ids, shifted(ids), tmp_path, *options), model, logits, loss)
+    found = run_cpp(smollm2, ids, shifted(ids), tmp_path, *options)
+    # Rounding of float32 grows over thirty layers and back, on either side.
+    compare(found, model, logits, loss, gradient_tolerance=5e-5)
 
 
 def test_a_truncated_model_is_an_error_of_one_line(tmp_path):
