@@ -55,18 +55,24 @@ class AdaptiveWindow {
   // `ns_per_byte`: what the link was measured to take; none yet: nothing is learned.
   void learn(const WaitSummary& pass, std::optional<double> ns_per_byte) {
     if (pass.waits == 0 || !ns_per_byte || *ns_per_byte <= 0) return;
+    too_narrow_ = Bytes(too_narrow_.count - too_narrow_.count / kMemory);
     if (static_cast<double>(pass.stalled_ns) > kTolerance * static_cast<double>(pass.span_ns)) {
       const double busy_ns = static_cast<double>(pass.moved.count) * *ns_per_byte;
       if (busy_ns > kSaturated * static_cast<double>(pass.span_ns)) return;
+      too_narrow_ = std::max(too_narrow_, size_);
       set(size_.count + std::llround(1.1 * static_cast<double>(pass.longest_stall_ns) / *ns_per_byte));
     } else if (pass.stalled_ns == 0) {
-      set(size_.count - std::llround(0.5 * static_cast<double>(pass.least_slack_ns) / *ns_per_byte));
+      const int64_t spare = std::llround(0.5 * static_cast<double>(pass.least_slack_ns) / *ns_per_byte);
+      const int64_t narrower = std::max(size_.count - spare, (size_.count + too_narrow_.count) / 2);
+      if (size_.count - narrower > size_.count / kWorthwhile) set(narrower);
     }
   }
 
  private:
   static constexpr double kTolerance = 1e-3;  // of the span, may be waited
   static constexpr double kSaturated = 0.95;  // of the span, the link is moving bytes
+  static constexpr int64_t kWorthwhile = 16;  // narrow by more than this part, or not at all
+  static constexpr int64_t kMemory = 256;     // passes after which an experience has faded
   // Below this the latency of a copy, not its bytes, is what matters.
   static constexpr int64_t kLeast = int64_t{64} << 10;
 
@@ -74,6 +80,7 @@ class AdaptiveWindow {
 
   Bytes size_;
   Bytes limit_;
+  Bytes too_narrow_;  // widest that stalled, fading
 };
 
 }  // namespace neap::offload

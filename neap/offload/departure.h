@@ -19,7 +19,7 @@ namespace neap::offload {
 // A pass as it was when its backward began. A run is one call of a unit's forward.
 struct PassShape {
   int64_t runs = 0;
-  Bytes bytes;
+  Bytes bytes{};
 };
 
 class Departure {
@@ -27,7 +27,7 @@ class Departure {
   // What stays: the storages of the last `keep_runs` runs, and the last `keep_bytes` bytes, whichever is more.
   struct Tail {
     int64_t keep_runs = 0;
-    Bytes keep_bytes;
+    Bytes keep_bytes{};
   };
 
   Departure(Tail tail, std::optional<PassShape> expected) : tail_(tail), expected_(expected) {}
@@ -39,6 +39,9 @@ class Departure {
     if (!expected_) return false;
     return run < expected_->runs - tail_.keep_runs && before + size <= expected_->bytes - tail_.keep_bytes;
   }
+
+  // The pass before tells that what is saved in this run belongs to the tail.
+  bool surely_in_tail(int64_t run) const { return expected_ && run >= expected_->runs - tail_.keep_runs; }
 
   // For the storage that has waited longest, saved `runs_ago` runs before the present one, when `waiting` bytes wait in
   // all, its own included.

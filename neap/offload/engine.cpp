@@ -51,9 +51,7 @@ class Engine::Impl {
     const auto chosen = select_units(names, patterns);
     check_count(chosen, points);
 
-    auto tensors = parameters_and_buffers(model);
-    NEAP_CHECK(!tensors.empty(), "[offload] expected a model with parameters; found none, so its device is unknown");
-    state_->set_model(std::move(tensors));
+    state_->set_model(parameters_and_buffers(model));
     model_ = &model;
     for (const size_t i : chosen) attach_unit(points[i], i);
     std::ranges::sort(attached_, {}, &AttachedUnit::order);

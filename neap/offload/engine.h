@@ -34,8 +34,8 @@ class Recorder;
 namespace neap::offload {
 
 struct Resources {
-  std::shared_ptr<memory::HostPool> pool;  // null: one of the engine's own, made for the device of the model
-  trace::Recorder* recorder = nullptr;     // null: no trace. REQUIRES: outlives the engine
+  std::shared_ptr<memory::HostPool> pool{};  // null: one of the engine's own, made for the device of the model
+  trace::Recorder* recorder = nullptr;       // null: no trace. REQUIRES: outlives the engine
 };
 
 class Engine {

@@ -55,6 +55,16 @@ void EngineState::disconnect() {
   recorder_ = nullptr;
 }
 
+bool EngineState::active() {
+  const MutexLock lock(mutex);
+  return !stopped_;
+}
+
+void EngineState::adopt_device(c10::Device device) {
+  const MutexLock lock(mutex);
+  adopted_device_ = device;
+}
+
 std::shared_ptr<Tape> EngineState::enter(int32_t unit, const std::shared_ptr<Tape>& within) {
   const MutexLock lock(mutex);
   if (stopped_) return nullptr;
@@ -83,6 +93,7 @@ std::shared_ptr<Tape> EngineState::enter(int32_t unit, const std::shared_ptr<Tap
 
 void EngineState::leave(int32_t unit, int64_t begin_ns, int64_t saved, int64_t kept) noexcept {
   const MutexLock lock(mutex);
+  if (link_ == nullptr) return;
   report.saved_tensors += saved;
   report.kept_tensors += kept;
   look({Piece::Kind::kAfterForward, unit});
@@ -105,7 +116,7 @@ std::shared_ptr<Tape> EngineState::begin_pass() {
 // The model may have been moved, and its parameters may lie in other storages than at the last pass (`module.to()`,
 // sharding); what lay where they were is no longer special, but nothing is saved from it either.
 void EngineState::refresh_device() {
-  std::optional<c10::Device> device;
+  std::optional<c10::Device> device;  // a parameter's, else the adopted one
   for (const auto& weak : model_) {
     const auto impl = weak.lock();
     if (!impl) continue;
@@ -113,10 +124,8 @@ void EngineState::refresh_device() {
     residents.add(tensor);
     if (!device) device = tensor.device();
   }
-  if (!device) {
-    link_.reset();
-    return;
-  }
+  if (!device) device = adopted_device_;
+  if (!device) return;
   auto& found = device::Device::of(*device);
   if (link_ != nullptr && &link_->device() == &found) return;
   link_ = std::make_shared<Link>(found, options.mode == Mode::kAsync);
@@ -130,11 +139,14 @@ void EngineState::refresh_device() {
   }
 }
 
+// What the passes before have shown by now.
 void EngineState::learn() {
-  link_->out_stalls().settle();
-  link_->in_stalls().settle();
-  release_window_.learn(link_->out_stalls().take_summary(), link_->out_ns_per_byte());
-  reload_window_.learn(link_->in_stalls().take_summary(), link_->in_ns_per_byte());
+  const auto from = [](StallMeter& stalls, LinkRate& rate, AdaptiveWindow& window) {
+    stalls.end_pass();
+    while (const auto pass = stalls.next_pass()) window.learn(*pass, rate.ns_per_byte());
+  };
+  from(link_->out_stalls(), link_->out_rate(), release_window_);
+  from(link_->in_stalls(), link_->in_rate(), reload_window_);
 }
 
 Departure::Tail EngineState::tail() const {
@@ -155,11 +167,17 @@ void EngineState::saved(SavedStorage& storage, const Tape& tape, Moment& now) {
   settle(now);
 }
 
-void EngineState::saved_again(SavedStorage& storage, int32_t unit) {
+// Its use in backward has come nearer to the end of the pass.
+void EngineState::saved_again(SavedStorage& storage, const Tape& tape, int32_t unit) {
   units_[static_cast<size_t>(unit)].hit = true;
-  if (!waiting_.contains(storage)) return;
-  waiting_.remove(storage);  // its use in backward has come nearer to the end
-  waiting_.push(storage);
+  if (waiting_.contains(storage)) {
+    waiting_.remove(storage);
+    waiting_.push(storage);
+  } else if (departure_.surely_in_tail(tape.runs() - 1)) {
+    // On its way out, or out already, but it will be needed first: its bytes on the host will not be asked for.
+    in_flight_.remove(storage);
+    if (storage.state() == StorageState::kHost) storage.forward();
+  }
 }
 
 // Sends away what can no longer be in the tail, then lets go of what is on its way out.
@@ -189,18 +207,16 @@ void EngineState::launch(SavedStorage& storage, Moment& now) {
   if (storage.state() == StorageState::kCopyingOut) in_flight_.push(storage);
 }
 
-// Copies are let go in the order they were begun. Beyond the bound the compute stream waits for the oldest; within it
-// only what has arrived is let go.
+// Copies are let go in the order they were begun. Beyond the bound the compute stream waits for the oldest. Near it, it
+// is worth asking whether some have arrived: asking is not free either.
 void EngineState::relieve(Moment& now) {
   const Bytes bound = std::min(options.max_in_flight, release_window_.size());
   while (SavedStorage* oldest = in_flight_.front()) {
-    if (in_flight_.bytes() > bound) {
-      oldest->tape()->link().out_stalls().add(now.event(), oldest->copied(), oldest->size());
-    } else if (!oldest->copied().query()) {
-      break;
-    }
+    const bool beyond = in_flight_.bytes() > bound;
+    if (!beyond && (2 * in_flight_.bytes().count < bound.count || !oldest->copied().query())) break;
+    if (beyond) oldest->tape()->link().out_stalls().add(now.event(), oldest->copied(), oldest->size());
     in_flight_.remove(*oldest);
-    oldest->release();
+    oldest->release(beyond ? SavedStorage::Copy::kUnderWay : SavedStorage::Copy::kDone);
   }
 }
 
@@ -287,8 +303,7 @@ std::string EngineState::words(Piece piece) const {
 StepReport EngineState::take_report() {
   const MutexLock lock(mutex);
   if (link_ != nullptr) {
-    link_->out_stalls().settle();
-    link_->in_stalls().settle();
+    learn();
     report.exposed_wait_ns += link_->out_stalls().take_exposed_ns() + link_->in_stalls().take_exposed_ns();
     look({});
     if (const auto stats = link_->device().memory_stats()) {

@@ -34,8 +34,8 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
   Bytes away;         // of storages that are on the host alone now; guarded by the mutex
 
   // ---- set up
-  // The tensors that are never offloaded, wherever their storages may be moved to later, and the units' names. The
-  // device is that of the first of the tensors.
+  // The tensors that are never offloaded, wherever their storages may be moved to later. The device is that of the
+  // first of them, or, for a model without any, of the first tensor that it saves.
   void set_model(std::vector<at::Tensor> parameters_and_buffers);
   int32_t add_unit(std::string name);
   // Forward passes leave no trace from now on.
@@ -44,16 +44,18 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
   void disconnect();
 
   // ---- forward
-  // A unit begins: in the pass that this thread is in, or in a new one. Null: nothing can be offloaded now. `within` is
-  // the tape of a surrounding unit of this engine, or null.
+  // A unit begins: in the pass that this thread is in, or in a new one. Null: nothing can be offloaded now, or the
+  // device is not known yet. `within` is the tape of a surrounding unit of this engine, or null.
   std::shared_ptr<Tape> enter(int32_t unit, const std::shared_ptr<Tape>& within);
+  bool active();
+  void adopt_device(c10::Device device);
   // It ends, by return or exception, having saved and kept so many tensors.
   void leave(int32_t unit, int64_t begin_ns, int64_t saved, int64_t kept) noexcept;
   int64_t run() const { return run_; }  // locked: number of the latest run of any unit
 
   // Decides where a new storage goes, and acts. Locked.
   void saved(SavedStorage& storage, const Tape& tape, Moment& now);
-  void saved_again(SavedStorage& storage, int32_t unit);  // locked
+  void saved_again(SavedStorage& storage, const Tape& tape, int32_t unit);  // locked
 
   // ---- backward
   void begin_backward(int32_t unit);
@@ -92,6 +94,7 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
   std::shared_ptr<Link> link_;
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> model_;
   std::vector<Unit> units_;
+  std::optional<c10::Device> adopted_device_;
   bool stopped_ = false;
   trace::Recorder* recorder_;                   // null once the engine has stopped
   std::vector<std::shared_ptr<Tape>> current_;  // one per thread that runs forward

@@ -5,7 +5,6 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <exception>
-#include <optional>
 #include <utility>
 
 #include "neap/device/copy.h"
@@ -14,7 +13,7 @@ namespace neap::offload {
 
 Link::Link(device::Device& device, bool overlap) : device_(device), overlaps_(overlap && device.asynchronous()) {}
 
-device::Event Link::copy_out(const c10::Storage& source, ByteRange range, memory::HostBuffer& host, Moment& now) {
+Link::CopiedOut Link::copy_out(const c10::Storage& source, ByteRange range, memory::HostBuffer& host, Moment& now) {
   const at::Tensor to = host.tensor();
   const at::Tensor from = device::byte_view(source, range.begin, range.size());
   if (!overlaps_) {
@@ -26,10 +25,11 @@ device::Event Link::copy_out(const c10::Storage& source, ByteRange range, memory
   out.wait(now.event());
   device::Event done = enqueue(to, from, out, out_rate_);
   host.set_pending(done);
-  return done;
+  return {std::move(done), ++copies_out_};
 }
 
-device::Event Link::copy_in(memory::HostBuffer& host, const c10::Storage& target, int64_t pad, Moment& now) {
+device::Event Link::copy_in(memory::HostBuffer& host, int64_t copied_out, const c10::Storage& target, int64_t pad,
+                            Moment& now) {
   const at::Tensor from = host.tensor();
   const at::Tensor to = device::byte_view(target, pad, from.numel());
   if (!overlaps_) {
@@ -38,9 +38,12 @@ device::Event Link::copy_in(memory::HostBuffer& host, const c10::Storage& target
     return {};
   }
   const device::Stream in = device_.copy_stream(device::Direction::kIn);
-  // The bytes may still be on their way out; and the compute stream may still use what lay where `target` now is.
-  in.wait(host.pending());
-  in.wait(now.event());
+  // The bytes may still be on their way out. Backward reads from the end, so one wait often covers a whole pass.
+  if (copied_out > in_has_waited_for_) {
+    in.wait(host.pending());
+    in_has_waited_for_ = copied_out;
+  }
+  in.wait(now.event());  // the compute stream may still use what lay where `target` now is
   device::Event done = enqueue(to, from, in, in_rate_);
   host.set_pending(done);
   return done;
@@ -86,16 +89,6 @@ c10::Storage Link::allocate(int64_t bytes) const {
   c10::Allocator* allocator = c10::GetAllocator(device_.c10_device().type());
   const auto size = static_cast<size_t>(bytes);
   return c10::Storage(c10::Storage::use_byte_size_t(), size, allocator->allocate(size), allocator, /*resizable=*/true);
-}
-
-std::optional<double> Link::out_ns_per_byte() {
-  out_rate_.settle();
-  return out_rate_.ns_per_byte();
-}
-
-std::optional<double> Link::in_ns_per_byte() {
-  in_rate_.settle();
-  return in_rate_.ns_per_byte();
 }
 
 }  // namespace neap::offload

@@ -27,7 +27,7 @@ struct ByteRange {
 
 // The compute stream at one call of ours, and its place in it as an event, recorded when first asked for. Nobody else
 // enqueues on the stream meanwhile, so one event serves all that the call does: copies start behind it, and stalls are
-// measured from it. REQUIRES: used within that call; no memory that the call itself has freed is allocated again.
+// measured from it. REQUIRES: used within that call, which allocates what it copies into before it asks for the event.
 class Moment {
  public:
   explicit Moment(const device::Stream& compute) : compute_(compute) {}
@@ -37,7 +37,6 @@ class Moment {
     if (event_.is_null()) event_ = compute_.record_timed();
     return event_;
   }
-  bool has_event() const { return !event_.is_null(); }
 
  private:
   device::Stream compute_;
@@ -53,23 +52,26 @@ class Link {
   bool overlaps() const { return overlaps_; }
   Moment now() const { return Moment(device_.current_stream()); }
 
-  // Enqueues the copy out of a range, behind what the compute stream has been given so far. Returns its end, which is
-  // also made known to `host`; null when the copy is ordered by the compute stream. When it throws, nothing is under
-  // way.
-  device::Event copy_out(const c10::Storage& source, ByteRange range, memory::HostBuffer& host, Moment& now);
+  struct CopiedOut {
+    device::Event done;  // null when the copy is ordered by the compute stream
+    int64_t number = 0;  // copies out are done in the order of their numbers
+  };
+  // Enqueues the copy out of a range, behind what the compute stream has been given so far. Its end is also made known
+  // to `host`. When it throws, nothing is under way.
+  CopiedOut copy_out(const c10::Storage& source, ByteRange range, memory::HostBuffer& host, Moment& now);
 
-  // Enqueues the copy of `host` into `target` from byte `pad` on, behind `host.pending()` and the compute stream's
-  // place. Returns its end like copy_out().
-  device::Event copy_in(memory::HostBuffer& host, const c10::Storage& target, int64_t pad, Moment& now);
+  // Enqueues the copy of `host` into `target` from byte `pad` on, behind the copy out with that number and the compute
+  // stream's place. Returns its end, null and known to `host` as above.
+  device::Event copy_in(memory::HostBuffer& host, int64_t copied_out, const c10::Storage& target, int64_t pad,
+                        Moment& now);
 
   // Memory on the device, as the current stream's. Throws what the device's allocator throws.
   c10::Storage allocate(int64_t bytes) const;
 
   StallMeter& out_stalls() { return out_stalls_; }
   StallMeter& in_stalls() { return in_stalls_; }
-  // After reading what has passed.
-  std::optional<double> out_ns_per_byte();
-  std::optional<double> in_ns_per_byte();
+  LinkRate& out_rate() { return out_rate_; }
+  LinkRate& in_rate() { return in_rate_; }
 
  private:
   device::Event enqueue(const at::Tensor& to, const at::Tensor& from, const device::Stream& copies, LinkRate& rate);
@@ -79,6 +81,8 @@ class Link {
   const bool overlaps_;
   StallMeter out_stalls_, in_stalls_;
   LinkRate out_rate_, in_rate_;
+  int64_t copies_out_ = 0;
+  int64_t in_has_waited_for_ = 0;  // the in-stream is behind the copies out up to this number
 };
 
 }  // namespace neap::offload

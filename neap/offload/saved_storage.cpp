@@ -76,16 +76,18 @@ void SavedStorage::copy_out(Link& link, memory::HostBuffer host, Moment& now) {
   NEAP_ASSERT(state_ == StorageState::kDevice, "copy out in state ", state_);
   // Saved on another stream than the present one (other threads): the copy follows what that stream was given.
   Moment at_home(home_);
-  copied_ = link.copy_out(device_, key_.range, host, now.stream() == home_ ? now : at_home);
+  auto copy = link.copy_out(device_, key_.range, host, now.stream() == home_ ? now : at_home);
+  copied_ = std::move(copy.done);
+  copy_number_ = copy.number;
   host_ = std::move(host);
   become(StorageState::kCopyingOut);
   let_go_ordered_ = !link.overlaps();
-  if (!link.overlaps()) release();
+  if (!link.overlaps()) release(Copy::kDone);
 }
 
-void SavedStorage::release() {
+void SavedStorage::release(Copy copy) {
   NEAP_ASSERT(state_ == StorageState::kCopyingOut, "release in state ", state_);
-  if (!let_go_ordered_) home_.wait(copied_);
+  if (copy == Copy::kUnderWay) home_.wait(copied_);
   let_go_ordered_ = true;
   become(StorageState::kHost);
   device_ = {};
@@ -118,10 +120,9 @@ void SavedStorage::hold_again(c10::Storage device, bool is_reload) {
   begin_generation();
 }
 
-void SavedStorage::load(Link& link, Moment& now) {
+void SavedStorage::load(c10::Storage target, Link& link, Moment& now) {
   NEAP_ASSERT(state_ == StorageState::kHost, "load in state ", state_);
-  c10::Storage target = link.allocate(padding_ + size().count);
-  loaded_ = link.copy_in(host_, target, padding_, now);
+  loaded_ = link.copy_in(host_, copy_number_, target, padding_, now);
   become(StorageState::kCopyingIn);
   device_ = std::move(target);
   last_reload_ = device_.getWeakStorageImpl();
@@ -136,9 +137,7 @@ void SavedStorage::load(Link& link, Moment& now) {
 const c10::Storage& SavedStorage::use(Link& link, Moment& now) {
   NEAP_ASSERT(state_ != StorageState::kHost, "no device memory to use");
   if (is_reload_ && link.overlaps() && !(waited_by_ && *waited_by_ == now.stream())) {
-    if (state_ == StorageState::kCopyingIn && (now.has_event() || !loaded_.query())) {
-      link.in_stalls().add(now.event(), loaded_, size());
-    }
+    if (state_ == StorageState::kCopyingIn) link.in_stalls().add(now.event(), loaded_, size());
     now.stream().wait(loaded_);
     if (!(now.stream() == home_)) link.device().record_on_stream(device_.data_ptr(), now.stream());
     waited_by_ = now.stream();

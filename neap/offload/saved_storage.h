@@ -59,13 +59,17 @@ class SavedStorage {
   // kDevice → kCopyingOut; at once → kHost where copies do not overlap.
   void copy_out(Link& link, memory::HostBuffer host, Moment& now);
   void keep() { become(StorageState::kKept); }
-  // kCopyingOut → kHost. The home stream waits for the copy, unless it is known to be over.
-  void release();
+  // kCopyingOut → kHost. The home stream waits for the copy, unless the host knows it to be over.
+  enum class Copy { kUnderWay, kDone };
+  void release(Copy copy);
   // kCopyingOut or kHost → kReloaded, when the bytes are still on the device, in our hands or in another owner's, and
   // nobody has changed them. False when not.
   bool forward();
-  // kHost → kCopyingIn; at once → kReloaded where copies do not overlap.
-  void load(Link& link, Moment& now);
+  // kHost → kCopyingIn; at once → kReloaded where copies do not overlap. The memory is allocated beforehand, so that
+  // one place in the compute stream is behind the allocations of all that is loaded at a time. REQUIRES: now.event() is
+  // not older than the allocation.
+  c10::Storage allocate_target(const Link& link) const { return link.allocate(padding_ + size().count); }
+  void load(c10::Storage target, Link& link, Moment& now);
   // kReloaded → kHost: the host still has the bytes.
   void drop();
 
@@ -111,6 +115,7 @@ class SavedStorage {
   device::Stream home_;
   memory::HostBuffer host_;
   device::Event copied_, loaded_;
+  int64_t copy_number_ = 0;
   // The memory of the last reload, as long as some tensor handed out uses it.
   std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> last_reload_;
   bool is_reload_ = false;                   // device_ is memory of ours, not that which was saved

@@ -1,56 +1,61 @@
 #include "neap/offload/stall_meter.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 namespace neap::offload {
 
-void StallMeter::add(device::Event before, device::Event until, Bytes bytes) {
-  if (pairs_.size() >= kMostPairs) {
-    settle();
-    if (pairs_.size() >= kMostPairs) pairs_.pop_front();
-  }
-  pairs_.push_back({std::move(before), std::move(until), bytes});
+void StallMeter::add(const device::Event& before, const device::Event& until, Bytes bytes) {
+  if (current_.size() < kMostPairs) current_.push_back({before, until, bytes});
 }
 
-void StallMeter::settle() {
-  while (!pairs_.empty()) {
-    Pair& pair = pairs_.front();
-    const auto waited = device::Event::elapsed_ns(pair.before, pair.until);
-    if (!waited) return;
-    summary_.add(*waited, pair.bytes);
-    exposed_ns_ += std::max<int64_t>(0, *waited);
-    if (!first_) first_ = pair.before;
-    summary_.span_ns = device::Event::elapsed_ns(*first_, pair.before).value_or(0) + std::max<int64_t>(0, *waited);
-    pairs_.pop_front();
-  }
+void StallMeter::end_pass() {
+  if (current_.empty()) return;
+  if (ended_.size() >= kMostPasses) ended_.pop_front();
+  ended_.push_back(std::exchange(current_, {}));
 }
 
-WaitSummary StallMeter::take_summary() {
-  first_.reset();
-  return std::exchange(summary_, {});
+std::optional<WaitSummary> StallMeter::next_pass() {
+  if (ended_.empty()) return std::nullopt;
+  const Pair& last = ended_.front().back();
+  if (!last.until.query() || !last.before.query()) return std::nullopt;
+  const Pass pass = std::move(ended_.front());
+  ended_.pop_front();
+  const WaitSummary summary = read(pass);
+  exposed_ns_ += summary.stalled_ns;
+  return summary;
+}
+
+WaitSummary StallMeter::read(const Pass& pass) {
+  WaitSummary summary;
+  try {
+    for (const Pair& pair : pass) {
+      summary.add(device::Event::elapsed_ns_of_passed(pair.before, pair.until), pair.bytes);
+    }
+    summary.span_ns = device::Event::elapsed_ns_of_passed(pass.front().before, pass.back().before);
+  } catch (const std::exception&) {
+    // Several compute streams, one of them behind: nothing is learned from this pass.
+    return {};
+  }
+  return summary;
 }
 
 int64_t StallMeter::take_exposed_ns() { return std::exchange(exposed_ns_, 0); }
 
 void LinkRate::add(device::Event begin, device::Event end, Bytes bytes) {
-  if (samples_.size() >= kMostSamples) samples_.pop_front();
-  samples_.push_back({std::move(begin), std::move(end), bytes});
+  // The largest copy tells most about the link; the latency weighs least in it.
+  if (!largest_ || bytes > largest_->bytes) largest_ = Sample{std::move(begin), std::move(end), bytes};
 }
 
-void LinkRate::settle() {
-  // The largest copy tells most about the link; the latency weighs least in it.
-  Bytes largest;
-  while (!samples_.empty()) {
-    const Sample& sample = samples_.front();
-    const auto took = device::Event::elapsed_ns(sample.begin, sample.end);
-    if (!took) return;
-    if (*took > 0 && sample.bytes >= largest) {
-      largest = sample.bytes;
-      ns_per_byte_ = static_cast<double>(*took) / static_cast<double>(sample.bytes.count);
+std::optional<double> LinkRate::ns_per_byte() {
+  if (largest_) {
+    if (const auto took = device::Event::elapsed_ns(largest_->begin, largest_->end)) {
+      if (*took > 0) ns_per_byte_ = static_cast<double>(*took) / static_cast<double>(largest_->bytes.count);
+      largest_.reset();
     }
-    samples_.pop_front();
   }
+  return ns_per_byte_;
 }
 
 }  // namespace neap::offload

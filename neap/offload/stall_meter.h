@@ -2,13 +2,18 @@
 //
 // Each wait is a pair of timed events: `before`, recorded on the compute stream right before the wait, and `until`, the
 // end of the copy it waits for. Once both have passed, the stream waited max(0, until - before); when negative, the
-// copy was early by that much. Not thread-safe: guarded by the engine's lock.
+// copy was early by that much.
+//
+// Asking whether an event has passed is not free, so waits are read a pass at a time: copies of one direction and work
+// of one compute stream are done in order, so when the last pair of a pass has passed, so have all. Not thread-safe:
+// guarded by the engine's lock.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <vector>
 
 #include "neap/base/bytes.h"
 #include "neap/device/event.h"
@@ -18,15 +23,15 @@ namespace neap::offload {
 
 class StallMeter {
  public:
-  void add(device::Event before, device::Event until, Bytes bytes);
+  void add(const device::Event& before, const device::Event& until, Bytes bytes);
   // Work that was exposed as a whole: a synchronous copy.
   void add_exposed_ns(int64_t ns) { exposed_ns_ += ns; }
 
-  // Reads the pairs that have passed, oldest first, up to the first that has not.
-  void settle();
-  // Of the pairs read since the last call.
-  WaitSummary take_summary();
-  // Everything read since the last call.
+  // What comes now belongs to another pass.
+  void end_pass();
+  // The waits of the oldest pass not told yet, when it has ended and its events have passed.
+  std::optional<WaitSummary> next_pass();
+  // Of all passes told so far, since the last call.
   int64_t take_exposed_ns();
 
  private:
@@ -34,13 +39,16 @@ class StallMeter {
     device::Event before, until;
     Bytes bytes;
   };
-  // Enough for the waits of one pass of a large model. Beyond it the oldest are read early or given up, so that a
-  // device that lags far behind does not make the driver's events pile up.
+  using Pass = std::vector<Pair>;
+  // More than the waits of one pass of a large model. Beyond it waits go unmeasured, so that events of the driver do
+  // not pile up without end.
   static constexpr size_t kMostPairs = 8192;
+  static constexpr size_t kMostPasses = 64;
 
-  std::deque<Pair> pairs_;
-  WaitSummary summary_;
-  std::optional<device::Event> first_;  // `before` of the summary's first pair
+  static WaitSummary read(const Pass& pass);
+
+  std::deque<Pass> ended_;
+  Pass current_;
   int64_t exposed_ns_ = 0;
 };
 
@@ -49,19 +57,18 @@ class LinkRate {
  public:
   bool wants_sample() { return copies_++ % kEvery == 0; }
   void add(device::Event begin, device::Event end, Bytes bytes);
-  void settle();
-  std::optional<double> ns_per_byte() const { return ns_per_byte_; }
+  // After a look at the sample with the most bytes, when it is over.
+  std::optional<double> ns_per_byte();
 
  private:
   static constexpr int64_t kEvery = 8;
-  static constexpr size_t kMostSamples = 256;
 
   struct Sample {
     device::Event begin, end;
-    Bytes bytes;
+    Bytes bytes{};
   };
   int64_t copies_ = 0;
-  std::deque<Sample> samples_;
+  std::optional<Sample> largest_;  // since the last one that was read
   std::optional<double> ns_per_byte_;
 };
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "neap/base/log.h"
+#include "neap/base/scope_exit.h"
 #include "neap/offload/engine_state.h"
 #include "neap/offload/tensor_layout.h"
 
@@ -47,7 +48,7 @@ Place Tape::pack(const at::Tensor& tensor, int32_t unit) {
     known = find(key);
   }
   if (known != nullptr) {
-    engine_->saved_again(*known, unit);
+    engine_->saved_again(*known, *this, unit);
     return append(*known);
   }
 
@@ -83,10 +84,14 @@ Unpacked Tape::unpack(Place& place) {
   SavedStorage& storage = *place.storage;
   if (!std::exchange(turned_, true)) engine_->turned(*this);
   Moment now = link_->now();
-  bring(storage, now);
-  if (link_->overlaps()) {
-    count_used(storage);
-    prefetch(place.position, now);
+  {
+    ScopeExit forget_loads([this] { loads_.clear(); });
+    bring(storage);
+    if (link_->overlaps()) {
+      count_used(storage);
+      prefetch(place.position);
+    }
+    start_loads(now);
   }
   Unpacked result{storage.use(*link_, now), storage.origin()};
   storage.mark_used(place.used_generation);
@@ -95,8 +100,8 @@ Unpacked Tape::unpack(Place& place) {
   return result;
 }
 
-// After it the storage is on the device, or on its way there.
-void Tape::bring(SavedStorage& storage, Moment& now) {
+// Makes sure that the storage is on the device, or among what is about to be loaded.
+void Tape::bring(SavedStorage& storage) {
   const StorageState state = storage.state();
   if (state != StorageState::kCopyingOut && state != StorageState::kHost) return;
   engine_->leave_queues(storage);
@@ -104,37 +109,44 @@ void Tape::bring(SavedStorage& storage, Moment& now) {
     ++engine_->report.forwarded_unpacks;
     return;
   }
-  if (state == StorageState::kCopyingOut) storage.release();
-  storage.load(*link_, now);
+  if (state == StorageState::kCopyingOut) storage.release(SavedStorage::Copy::kUnderWay);
+  loads_.push_back({&storage, storage.allocate_target(*link_)});
   const bool late = link_->overlaps();
   engine_->reloaded(storage, late);
-  if (late && std::exchange(late_in_sweep_, prefetcher_.sweep()) != prefetcher_.sweep()) engine_->widen_prefetch();
+  // The first of a sweep cannot be early. Of the others one is lesson enough: all behind it may be late for one reason.
+  if (!late || fetched_in_sweep_ != prefetcher_.sweep()) return;
+  if (std::exchange(late_in_sweep_, prefetcher_.sweep()) != prefetcher_.sweep()) engine_->widen_prefetch();
 }
 
-void Tape::prefetch(int64_t position, Moment& now) {
+void Tape::prefetch(int64_t position) {
   prefetcher_.arrive(position);
   const Prefetcher::Reach reach = engine_->reach(slots_[static_cast<size_t>(position)].run);
   prefetcher_.walk(
-      reach, [this](int64_t p) { return slots_[static_cast<size_t>(p)].run; },
-      [this, &now](int64_t p) { return fetch(p, now); });
+      reach, [this](int64_t p) { return slots_[static_cast<size_t>(p)].run; }, [this](int64_t p) { return fetch(p); });
 }
 
-Prefetcher::Visit Tape::fetch(int64_t position, Moment& now) {
+Prefetcher::Visit Tape::fetch(int64_t position) {
   SavedStorage* storage = slots_[static_cast<size_t>(position)].storage;
   if (storage == nullptr || storage->ahead_in_sweep == prefetcher_.sweep()) return Prefetcher::Visit::kGoOn;
+  if (!loads_.empty() && loads_.front().storage == storage) return Prefetcher::Visit::kGoOn;  // being unpacked
   if (storage->state() == StorageState::kHost) {
     // Another owner keeps it: it costs nothing to have it, unless that owner lets go before it is needed.
     if (!storage->key().identity.expired() && storage->key().identity.unchanged()) return Prefetcher::Visit::kGoOn;
     try {
-      storage->load(*link_, now);
+      loads_.push_back({storage, storage->allocate_target(*link_)});
     } catch (const c10::OutOfMemoryError&) {
       return Prefetcher::Visit::kStop;  // only a hint: there may be room when it is needed
     }
     engine_->reloaded(*storage, /*late=*/false);
+    fetched_in_sweep_ = prefetcher_.sweep();
   }
   storage->ahead_in_sweep = prefetcher_.sweep();
   prefetcher_.add_ahead(storage->size());
   return Prefetcher::Visit::kGoOn;
+}
+
+void Tape::start_loads(Moment& now) {
+  for (Load& load : loads_) load.storage->load(std::move(load.target), *link_, now);
 }
 
 void Tape::count_used(SavedStorage& storage) {

@@ -84,9 +84,15 @@ class Tape : public std::enable_shared_from_this<Tape> {
 
   SavedStorage* find(const StorageKey& key) const;
   Place append(SavedStorage& storage);
-  void bring(SavedStorage& storage, Moment& now);
-  void prefetch(int64_t position, Moment& now);
-  Prefetcher::Visit fetch(int64_t position, Moment& now);
+  // A storage that is to be loaded, and the memory for it.
+  struct Load {
+    SavedStorage* storage;
+    c10::Storage target;
+  };
+  void bring(SavedStorage& storage);
+  void prefetch(int64_t position);
+  Prefetcher::Visit fetch(int64_t position);
+  void start_loads(Moment& now);
   void count_used(SavedStorage& storage);
 
   const std::shared_ptr<EngineState> engine_;
@@ -99,8 +105,10 @@ class Tape : public std::enable_shared_from_this<Tape> {
   int64_t runs_ = 0;
   Bytes bytes_;
   bool turned_ = false;
-  int64_t late_in_sweep_ = 0;  // the sweep in which a reload was late
+  int64_t fetched_in_sweep_ = 0;  // the sweep in which something was prefetched
+  int64_t late_in_sweep_ = 0;     // the sweep in which a reload was late all the same
   Prefetcher prefetcher_;
+  std::vector<Load> loads_;  // of the unpack under way
 };
 
 }  // namespace neap::offload

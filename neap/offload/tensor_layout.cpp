@@ -11,11 +11,12 @@ namespace {
 using c10::DispatchKey;
 using c10::DispatchKeySet;
 
-// What a plain tensor may have beside its backend's bits.
-const uint64_t kPlain = DispatchKeySet({DispatchKey::Dense, DispatchKey::Conjugate, DispatchKey::Negative,
-                                        DispatchKey::ADInplaceOrView, DispatchKey::AutogradFunctionality})
-                            .raw_repr() |
-                        c10::full_backend_mask;
+// What a plain tensor may have beside its backend's bits. (A key for autocast says what kind of device it is on.)
+const uint64_t kPlain =
+    (c10::autocast_dispatch_keyset | DispatchKeySet({DispatchKey::Dense, DispatchKey::Conjugate, DispatchKey::Negative,
+                                                     DispatchKey::ADInplaceOrView, DispatchKey::AutogradFunctionality}))
+        .raw_repr() |
+    c10::full_backend_mask;
 
 // Torch before 2.12 knows tensors with named dimensions.
 template <class Impl>

@@ -9,18 +9,26 @@
 
 namespace neap::offload {
 
-PackScope::PackScope(EngineState& engine, std::shared_ptr<Tape> tape, int32_t unit, const std::string& name)
-    : engine_(engine),
-      tape_(std::move(tape)),
-      device_(tape_->device()),
-      unit_(unit),
-      name_(name),
-      begin_ns_(tape_->link().device().now_ns()) {}
+PackScope::PackScope(EngineState& engine, const std::shared_ptr<Tape>& within, int32_t unit, const std::string& name)
+    : engine_(engine), unit_(unit), name_(name) {
+  enter(engine.enter(unit, within));
+}
+
+void PackScope::enter(std::shared_ptr<Tape> tape) {
+  tape_ = std::move(tape);
+  if (tape_ != nullptr) begin_ns_ = tape_->link().device().now_ns();
+}
 
 PackScope::~PackScope() { engine_.leave(unit_, begin_ns_, saved_, kept_); }
 
-bool PackScope::may_leave(const at::Tensor& tensor) const {
-  if (tensor.device() != device_ || !is_plain(tensor) || tensor.numel() == 0) return false;
+bool PackScope::may_leave(const at::Tensor& tensor) {
+  if (tape_ == nullptr) [[unlikely]] {
+    if (!tensor.is_floating_point()) return false;
+    engine_.adopt_device(tensor.device());
+    enter(engine_.enter(unit_, nullptr));
+    if (tape_ == nullptr) return false;
+  }
+  if (tensor.device() != tape_->device() || !is_plain(tensor) || tensor.numel() == 0) return false;
   if (tensor.storage().nbytes() < static_cast<size_t>(engine_.options.min_bytes.count)) return false;
   if (engine_.residents.is_resident(tensor)) return false;
   const Policy& policy = engine_.options.policy;
@@ -39,9 +47,8 @@ void OffloadHook::around_forward(const autograd::UnitCall& /*call*/, c10::functi
     if (scope == nullptr) return body();
     if (&scope->engine() == engine_.get()) within = scope->shared_tape();
   }
-  std::shared_ptr<Tape> tape = engine_->enter(unit_, within);
-  if (tape == nullptr) return body();
-  PackScope policy(*engine_, std::move(tape), unit_, name_);
+  if (!engine_->active()) return body();
+  PackScope policy(*engine_, within, unit_, name_);
   std::optional<OpNames> names;
   if (engine_->options.policy) names.emplace();
   const autograd::SavedTensorScope scope(&policy);

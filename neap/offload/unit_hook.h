@@ -17,7 +17,8 @@ namespace neap::offload {
 // Hands every tensor that a unit's forward saves to a tape. On the stack of the thread that runs the forward.
 class PackScope final : public autograd::SavedTensorPolicy {
  public:
-  PackScope(EngineState& engine, std::shared_ptr<Tape> tape, int32_t unit, const std::string& name);
+  // REQUIRES: engine.active().
+  PackScope(EngineState& engine, const std::shared_ptr<Tape>& within, int32_t unit, const std::string& name);
   ~PackScope() override;
   PackScope(const PackScope&) = delete;
   PackScope& operator=(const PackScope&) = delete;
@@ -25,7 +26,7 @@ class PackScope final : public autograd::SavedTensorPolicy {
   std::unique_ptr<autograd::SavedVariableHooks> make_hook() override { return std::make_unique<PackedView>(*this); }
 
   // The tensor is of a kind that can leave, and neither a rule nor the user's policy keeps it.
-  bool may_leave(const at::Tensor& tensor) const;
+  bool may_leave(const at::Tensor& tensor);
 
   void count_saved() { ++saved_; }
   void count_kept() { ++kept_; }
@@ -35,12 +36,13 @@ class PackScope final : public autograd::SavedTensorPolicy {
   int32_t unit() const { return unit_; }
 
  private:
+  void enter(std::shared_ptr<Tape> tape);
+
   EngineState& engine_;
-  const std::shared_ptr<Tape> tape_;
-  const c10::Device device_;
+  std::shared_ptr<Tape> tape_;  // null until a tensor has shown which device this is about
   const int32_t unit_;
   const std::string& name_;
-  const int64_t begin_ns_;
+  int64_t begin_ns_ = 0;
   int64_t saved_ = 0;
   int64_t kept_ = 0;
 };
