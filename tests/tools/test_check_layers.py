@@ -101,6 +101,10 @@ FAULTS = {
         {"neap/device/stream.cpp": "#include <torch/torch.h>\n"},
         "neap/device/stream.cpp:1: <torch/torch.h> costs seconds per file",
     ),
+    "all operators in the library": (
+        {"neap/device/stream.cpp": "#include <ATen/ATen.h>\n"},
+        "neap/device/stream.cpp:1: <ATen/ATen.h> costs seconds per file",
+    ),
     "a vendor's header outside its folder": (
         {"neap/device/stream.cpp": "#include <cuda_runtime.h>\n"},
         "neap/device/stream.cpp:1: <cuda_runtime.h> belongs in a cuda/ folder",
@@ -117,6 +121,11 @@ def test_a_fault_is_found_and_named(tmp_path, name):
     status, output = run(tmp_path, changes)
     assert status == 1
     assert expected in output
+
+
+def test_tests_may_include_all_operators(tmp_path):
+    status, output = run(tmp_path, {"neap/device/stream_test.cpp": "#include <ATen/ATen.h>\n"})
+    assert status == 0, output
 
 
 def test_a_cuda_header_is_welcome_in_a_cuda_folder(tmp_path):
