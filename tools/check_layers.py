@@ -5,7 +5,8 @@ The add_layer() calls in the CMakeLists.txt under neap/ say what a folder may in
 #include of every file with them:
 
 - a file of neap/X includes headers of X and of the layers in X's DEPS, directly listed, and of no other;
-- a *_test.cpp or test_support.h may also include testing/ and what neap/sim offers without linking (control.h, loader.h);
+- a *_test.cpp or test_support.h may also include testing/ and what neap/sim offers without linking (control.h and
+  loader.h);
 - the layers form no cycle; neap/sim is included by no other layer, so that no feature depends on the simulator;
 - a file that starts with `// torch-free` includes the standard library and torch-free files alone, and every file among
   TORCH_FREE_SOURCES or TORCH_FREE_TESTS reaches no torch header;
