@@ -120,7 +120,7 @@ void SavedStorage::hold_again(c10::Storage device, bool is_reload) {
   begin_generation();
 }
 
-void SavedStorage::load(c10::Storage target, Link& link, Moment& now) {
+void SavedStorage::load(c10::Storage target, StallMeter::Begun begun, Link& link, Moment& now) {
   NEAP_ASSERT(state_ == StorageState::kHost, "load in state ", state_);
   loaded_ = link.copy_in(host_, copy_number_, target, padding_, now);
   become(StorageState::kCopyingIn);
@@ -128,6 +128,7 @@ void SavedStorage::load(c10::Storage target, Link& link, Moment& now) {
   last_reload_ = device_.getWeakStorageImpl();
   is_reload_ = true;
   home_ = now.stream();
+  load_begun_ = begun;
   waited_by_.reset();
   begin_generation();
   let_go_ordered_ = !link.overlaps();
@@ -137,7 +138,7 @@ void SavedStorage::load(c10::Storage target, Link& link, Moment& now) {
 const c10::Storage& SavedStorage::use(Link& link, Moment& now) {
   NEAP_ASSERT(state_ != StorageState::kHost, "no device memory to use");
   if (is_reload_ && link.overlaps() && !(waited_by_ && *waited_by_ == now.stream())) {
-    if (state_ == StorageState::kCopyingIn) link.in_stalls().add(now.event(), loaded_, size());
+    if (state_ == StorageState::kCopyingIn) link.in_stalls().add(now.event(), loaded_, size(), load_begun_);
     now.stream().wait(loaded_);
     if (!(now.stream() == home_)) link.device().record_on_stream(device_.data_ptr(), now.stream());
     waited_by_ = now.stream();

@@ -69,7 +69,7 @@ class SavedStorage {
   // one place in the compute stream is behind the allocations of all that is loaded at a time. REQUIRES: now.event() is
   // not older than the allocation.
   c10::Storage allocate_target(const Link& link) const { return link.allocate(padding_ + size().count); }
-  void load(c10::Storage target, Link& link, Moment& now);
+  void load(c10::Storage target, StallMeter::Begun begun, Link& link, Moment& now);
   // kReloaded → kHost: the host still has the bytes.
   void drop();
 
@@ -116,6 +116,7 @@ class SavedStorage {
   memory::HostBuffer host_;
   device::Event copied_, loaded_;
   int64_t copy_number_ = 0;
+  StallMeter::Begun load_begun_ = StallMeter::Begun::kAhead;
   // The memory of the last reload, as long as some tensor handed out uses it.
   std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> last_reload_;
   bool is_reload_ = false;                   // device_ is memory of ours, not that which was saved

@@ -6,8 +6,8 @@
 
 namespace neap::offload {
 
-void StallMeter::add(const device::Event& before, const device::Event& until, Bytes bytes) {
-  if (current_.size() < kMostPairs) current_.push_back({before, until, bytes});
+void StallMeter::add(const device::Event& before, const device::Event& until, Bytes bytes, Begun begun) {
+  if (current_.size() < kMostPairs) current_.push_back({before, until, bytes, begun});
 }
 
 void StallMeter::end_pass() {
@@ -22,16 +22,16 @@ std::optional<WaitSummary> StallMeter::next_pass() {
   if (!last.until.query() || !last.before.query()) return std::nullopt;
   const Pass pass = std::move(ended_.front());
   ended_.pop_front();
-  const WaitSummary summary = read(pass);
-  exposed_ns_ += summary.stalled_ns;
-  return summary;
+  return read(pass);
 }
 
 WaitSummary StallMeter::read(const Pass& pass) {
   WaitSummary summary;
   try {
     for (const Pair& pair : pass) {
-      summary.add(device::Event::elapsed_ns_of_passed(pair.before, pair.until), pair.bytes);
+      const int64_t waited_ns = device::Event::elapsed_ns_of_passed(pair.before, pair.until);
+      exposed_ns_ += std::max<int64_t>(0, waited_ns);
+      if (pair.begun == Begun::kAhead) summary.add(waited_ns, pair.bytes);
     }
     summary.span_ns = device::Event::elapsed_ns_of_passed(pass.front().before, pass.back().before);
   } catch (const std::exception&) {

@@ -23,7 +23,9 @@ namespace neap::offload {
 
 class StallMeter {
  public:
-  void add(const device::Event& before, const device::Event& until, Bytes bytes);
+  // kLate: the copy began only when it was needed. That is exposed time, but no window would have changed it.
+  enum class Begun { kAhead, kLate };
+  void add(const device::Event& before, const device::Event& until, Bytes bytes, Begun begun = Begun::kAhead);
   // Work that was exposed as a whole: a synchronous copy.
   void add_exposed_ns(int64_t ns) { exposed_ns_ += ns; }
 
@@ -38,6 +40,7 @@ class StallMeter {
   struct Pair {
     device::Event before, until;
     Bytes bytes;
+    Begun begun;
   };
   using Pass = std::vector<Pair>;
   // More than the waits of one pass of a large model. Beyond it waits go unmeasured, so that events of the driver do
@@ -45,7 +48,7 @@ class StallMeter {
   static constexpr size_t kMostPairs = 8192;
   static constexpr size_t kMostPasses = 64;
 
-  static WaitSummary read(const Pass& pass);
+  WaitSummary read(const Pass& pass);
 
   std::deque<Pass> ended_;
   Pass current_;

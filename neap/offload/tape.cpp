@@ -110,7 +110,7 @@ void Tape::bring(SavedStorage& storage) {
     return;
   }
   if (state == StorageState::kCopyingOut) storage.release(SavedStorage::Copy::kUnderWay);
-  loads_.push_back({&storage, storage.allocate_target(*link_)});
+  loads_.push_back({&storage, storage.allocate_target(*link_), StallMeter::Begun::kLate});
   const bool late = link_->overlaps();
   engine_->reloaded(storage, late);
   // The first of a sweep cannot be early. Of the others one is lesson enough: all behind it may be late for one reason.
@@ -133,7 +133,7 @@ Prefetcher::Visit Tape::fetch(int64_t position) {
     // Another owner keeps it: it costs nothing to have it, unless that owner lets go before it is needed.
     if (!storage->key().identity.expired() && storage->key().identity.unchanged()) return Prefetcher::Visit::kGoOn;
     try {
-      loads_.push_back({storage, storage->allocate_target(*link_)});
+      loads_.push_back({storage, storage->allocate_target(*link_), StallMeter::Begun::kAhead});
     } catch (const c10::OutOfMemoryError&) {
       return Prefetcher::Visit::kStop;  // only a hint: there may be room when it is needed
     }
@@ -146,7 +146,7 @@ Prefetcher::Visit Tape::fetch(int64_t position) {
 }
 
 void Tape::start_loads(Moment& now) {
-  for (Load& load : loads_) load.storage->load(std::move(load.target), *link_, now);
+  for (Load& load : loads_) load.storage->load(std::move(load.target), load.begun, *link_, now);
 }
 
 void Tape::count_used(SavedStorage& storage) {

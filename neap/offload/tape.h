@@ -88,6 +88,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
   struct Load {
     SavedStorage* storage;
     c10::Storage target;
+    StallMeter::Begun begun;
   };
   void bring(SavedStorage& storage);
   void prefetch(int64_t position);
