@@ -3,8 +3,20 @@
 // disturbs little. Prints one line an operator and the figures as JSON.
 //
 //   build/release/benchmarks/sim_overhead_bench
-#include <ATen/ATen.h>
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/native_layer_norm.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/softmax.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -83,7 +95,7 @@ std::vector<double> measure(const char* title) {
       cpu = std::min(cpu, microseconds_per_call(op, on_cpu));
       sim = std::min(sim, microseconds_per_call(op, on_sim));
     }
-    std::printf("  %-12s cpu %6.2f us   sim %6.2f us   +%.2f\n", op.name.c_str(), cpu, sim, sim - cpu);
+    std::printf("  %-12s cpu %6.2f us   sim %6.2f us   %+.2f\n", op.name.c_str(), cpu, sim, sim - cpu);
     if (!op.metadata_only) overheads.push_back(sim - cpu);
   }
   std::sort(overheads.begin(), overheads.end());

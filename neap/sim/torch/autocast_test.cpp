@@ -1,6 +1,16 @@
 // Autocast casts on sim where it casts on any accelerator.
-#include <ATen/ATen.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/addcmul.h>
+#include <ATen/ops/binary_cross_entropy.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
 
 #include "testing/matchers.h"
 #include "testing/sim_fixture.h"

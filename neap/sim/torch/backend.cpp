@@ -43,10 +43,9 @@ void register_kernels() {
 
   // Our copies handle the lazy conj and neg bits. Without these two the conj fallback calls clone(), which calls
   // _copy_from, which calls the conj fallback … until the stack overflows.
-  for (const auto key : {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative}) {
-    auto& lazy = *new Library(Library::IMPL, "aten", key, __FILE__, __LINE__);
-    lazy.impl("_copy_from", torch::CppFunction::makeFallthrough());
-  }
+  static auto& conjugate = *new Library(Library::IMPL, "aten", c10::DispatchKey::Conjugate, __FILE__, __LINE__);
+  static auto& negative = *new Library(Library::IMPL, "aten", c10::DispatchKey::Negative, __FILE__, __LINE__);
+  for (auto* lazy : {&conjugate, &negative}) lazy->impl("_copy_from", torch::CppFunction::makeFallthrough());
 
   static auto& autocast =
       *new Library(Library::IMPL, "aten", c10::DispatchKey::AutocastPrivateUse1, __FILE__, __LINE__);

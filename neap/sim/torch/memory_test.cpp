@@ -1,7 +1,17 @@
 // Device and pinned memory as torch sees them: counted exactly, bounded hard, given back.
-#include <ATen/ATen.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/CachingHostAllocator.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/native_dropout.h>
+#include <ATen/ops/native_layer_norm.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include <cmath>

@@ -1,6 +1,9 @@
 // Operator by operator: results and gradients on sim are the CPU's to the last bit, and the same for views, in-place
 // operators, lists and growing outputs.
-#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <ATen/Functions.h>  // all of them: that is what is tested
+#include <ATen/TensorIndexing.h>
+#include <ATen/TensorOperators.h>
 
 #include <functional>
 #include <string>

@@ -16,7 +16,9 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, doubl
   if (input.numel() == 0) return {input, at::empty_like(input, mask_options)};
   if (!train.value_or(true)) return {input.clone(), at::ones_like(input, mask_options)};
   const double kept = 1 - probability;
-  auto mask = at::empty_like(input, mask_options).bernoulli_(kept);
+  // Named, because gcc takes a temporary optional for uninitialised when it instruments for sanitizers.
+  const std::optional<at::Generator> own_generator = std::nullopt;
+  auto mask = at::empty_like(input, mask_options).bernoulli_(kept, own_generator);
   auto output = input.mul(mask).mul_(kept == 0 ? 0.0 : 1 / kept);
   return {output, mask};
 }

@@ -1,6 +1,28 @@
 // What the fallback does with tensors beyond reading inputs and making outputs: views, in-place operators, lists,
 // growing outputs, storages set and resized, mixed devices.
-#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <ATen/TensorIndexing.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Formatting.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_efficientzerotensor.h>
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/eye.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/gru_cell.h>
+#include <ATen/ops/imag.h>
+#include <ATen/ops/linspace.h>
+#include <ATen/ops/nonzero.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/tril_indices.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <sstream>
 #include <vector>
