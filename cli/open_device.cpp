@@ -3,6 +3,8 @@
 #include <ATen/Context.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <algorithm>
+
 #include "neap/base/error.h"
 #include "neap/base/log.h"
 #include "neap/device/device.h"
@@ -71,7 +73,9 @@ OpenDevice open_device(const DeviceSection& section, trace::Recorder* recorder) 
 bool report_hazards(const DeviceSection& section) {
   if (section.type != DeviceKind::kSim || !section.hazard_check) return false;
   const std::vector<std::string> hazards = sim::load().take_hazards();
-  for (const std::string& hazard : hazards) log_error("hazard: ", hazard);
+  constexpr size_t kShown = 5;  // one mistake repeats in every step
+  for (size_t i = 0; i < std::min(hazards.size(), kShown); ++i) log_error("hazard: ", hazards[i]);
+  if (hazards.size() > kShown) log_error("hazard: ", hazards.size() - kShown, " more, or as many as are kept");
   return !hazards.empty();
 }
 

@@ -28,7 +28,10 @@ bool PackScope::may_leave(const at::Tensor& tensor) {
     enter(engine_.enter(unit_, nullptr));
     if (tape_ == nullptr) return false;
   }
-  if (tensor.device() != tape_->device() || !is_plain(tensor) || tensor.numel() == 0) return false;
+  // Tensors of a plain CPU carry no index.
+  const c10::Device device = tensor.device();
+  if (device.type() != tape_->device().type() || (device.has_index() && device != tape_->device())) return false;
+  if (!is_plain(tensor) || tensor.numel() == 0) return false;
   if (tensor.storage().nbytes() < static_cast<size_t>(engine_.options.min_bytes.count)) return false;
   if (engine_.residents.is_resident(tensor)) return false;
   const Policy& policy = engine_.options.policy;

@@ -33,6 +33,7 @@ struct StepMetrics {
   double exposed_wait_ms = 0;
   Bytes planned_drop;
   Bytes measured_drop;
+  std::vector<std::string> findings;  // what kept the peak from falling, for people
 
   double tokens_per_s() const { return step_ms > 0 ? static_cast<double>(tokens) / step_ms * 1000 : 0; }
 };

@@ -155,6 +155,7 @@ void Trainer::add_offload_report(StepMetrics& metrics) const {
   metrics.exposed_wait_ms = static_cast<double>(report.exposed_wait_ns) * 1e-6;
   metrics.planned_drop = report.planned_drop;
   metrics.measured_drop = report.measured_drop;
+  metrics.findings = report.findings();
 }
 
 }  // namespace neap::train

@@ -33,7 +33,7 @@ models::LlamaConfig tiny() {
 }
 
 offload::Options offload_everything(offload::Mode mode) {
-  return {.mode = mode, .min_bytes = 0_B, .prefetch = offload::Layers{1}, .keep_last = 0};
+  return {.mode = mode, .min_bytes = 0_B, .prefetch = offload::Layers{1}, .keep_last = 0, .max_in_flight = 0_B};
 }
 
 TokenFile some_text() {
@@ -109,6 +109,13 @@ void expect_equal_to_the_last_bit(const Training& a, const Training& b) {
   }
 }
 
+// Autograd starts its device threads with the first backward of the process, for the devices it knows then.
+class RegisterSimFirst : public ::testing::Environment {
+ public:
+  void SetUp() override { testing::sim_control(); }
+};
+const auto* const register_sim_first = ::testing::AddGlobalTestEnvironment(new RegisterSimFirst);
+
 class TrainingTest : public testing::SimTest {};
 
 TEST_F(TrainingTest, TheLossFalls) {
@@ -132,8 +139,10 @@ TEST_F(TrainingTest, OffloadChangesNoBitOfTenSteps) {
     expect_equal_to_the_last_bit(plain, offloaded);
     for (const StepMetrics& step : offloaded.steps) {
       EXPECT_GT(step.offloaded_bytes, 0_B);
-      EXPECT_EQ(step.reloaded_bytes, step.offloaded_bytes);
-      EXPECT_LT(*step.device_peak, *plain.steps.back().device_peak);
+      EXPECT_GT(step.reloaded_bytes, 0_B);
+      EXPECT_LE(step.reloaded_bytes, step.offloaded_bytes);  // what is still there need not come back
+      EXPECT_GT(step.planned_drop, 0_B);
+      EXPECT_EQ(step.measured_drop, step.planned_drop);
     }
   }
 }

