@@ -11,8 +11,8 @@
 namespace neap::testing {
 namespace {
 
-at::Tensor parameter(at::IntArrayRef sizes, double scale, at::ScalarType dtype = at::kFloat) {
-  return (at::randn(sizes) * scale).to(dtype);
+at::Tensor parameter(at::IntArrayRef sizes, double scale, at::TensorOptions options) {
+  return (at::randn(sizes) * scale).to(options);
 }
 
 at::Tensor rms(const at::Tensor& x, const at::Tensor& weight) {
@@ -33,13 +33,13 @@ at::Tensor tokens(int64_t step, int64_t vocabulary, at::IntArrayRef sizes) {
 
 }  // namespace
 
-RotaryLayer::RotaryLayer(int64_t dim, int64_t heads)
+RotaryLayer::RotaryLayer(int64_t dim, int64_t heads, c10::Device device)
     : heads_(heads),
-      norm_(register_parameter("norm", at::ones({dim}) + parameter({dim}, 0.1))),
-      qkv_(register_parameter("qkv", parameter({3 * dim, dim}, 0.1))),
-      out_(register_parameter("out", parameter({dim, dim}, 0.1))),
-      up_(register_parameter("up", parameter({4 * dim, dim}, 0.1))),
-      down_(register_parameter("down", parameter({dim, 4 * dim}, 0.1))) {}
+      norm_(register_parameter("norm", parameter({dim}, 0.1, device) + 1)),
+      qkv_(register_parameter("qkv", parameter({3 * dim, dim}, 0.1, device))),
+      out_(register_parameter("out", parameter({dim, dim}, 0.1, device))),
+      up_(register_parameter("up", parameter({4 * dim, dim}, 0.1, device))),
+      down_(register_parameter("down", parameter({dim, 4 * dim}, 0.1, device))) {}
 
 at::Tensor RotaryLayer::forward(const at::Tensor& x, const RotaryTables& tables, Handing handing) {
   const auto run = [&] { return body(x, tables); };
@@ -58,13 +58,14 @@ at::Tensor RotaryLayer::body(const at::Tensor& x, const RotaryTables& tables) co
   return h + at::linear(at::silu(at::linear(h, up_)), down_);
 }
 
-RotaryDecoder::RotaryDecoder(Shape shape, Handing handing) : shape_(shape), handing_(handing) {
+RotaryDecoder::RotaryDecoder(Shape shape, c10::Device device, Handing handing) : shape_(shape), handing_(handing) {
   at::manual_seed(664);
-  embedding_ = register_parameter("embedding", parameter({shape.vocabulary, shape.dim}, 0.5));
-  head_ = register_parameter("head", parameter({shape.vocabulary, shape.dim}, 0.5));
+  embedding_ = register_parameter("embedding", parameter({shape.vocabulary, shape.dim}, 0.5, device));
+  head_ = register_parameter("head", parameter({shape.vocabulary, shape.dim}, 0.5, device));
   const auto list = register_module("layers", std::make_shared<torch::nn::Module>());
   for (int64_t i = 0; i < shape.layers; ++i)
-    layers_.push_back(list->register_module(std::to_string(i), std::make_shared<RotaryLayer>(shape.dim, shape.heads)));
+    layers_.push_back(
+        list->register_module(std::to_string(i), std::make_shared<RotaryLayer>(shape.dim, shape.heads, device)));
 }
 
 RotaryTables RotaryDecoder::fresh_tables() const {
@@ -84,10 +85,10 @@ at::Tensor RotaryDecoder::loss(int64_t step) {
   return at::cross_entropy_loss(logits, ids.roll(-1, 1).reshape({-1}));
 }
 
-HostileUnit::HostileUnit(int64_t channels, at::ScalarType dtype)
-    : conv_(register_parameter("conv", parameter({channels, channels, 3, 3}, 0.1, dtype))),
-      project_(register_parameter("project", parameter({3 * channels, channels}, 0.2, dtype))),
-      scale_(register_parameter("scale", parameter({}, 1.0, dtype))) {}
+HostileUnit::HostileUnit(int64_t channels, at::TensorOptions options)
+    : conv_(register_parameter("conv", parameter({channels, channels, 3, 3}, 0.1, options))),
+      project_(register_parameter("project", parameter({3 * channels, channels}, 0.2, options))),
+      scale_(register_parameter("scale", parameter({}, 1.0, options))) {}
 
 at::Tensor HostileUnit::forward(const at::Tensor& x, const at::Tensor& index) {
   return hook_point().run({x, index}, [&] { return body(x, index); });
@@ -113,17 +114,16 @@ at::Tensor HostileUnit::body(const at::Tensor& x, const at::Tensor& index) const
   return x + y * 0.1 + extra;
 }
 
-HostileModel::HostileModel(int64_t units, at::ScalarType dtype) : dtype_(dtype) {
+HostileModel::HostileModel(int64_t units, at::TensorOptions options) : options_(options) {
   at::manual_seed(31);
   const auto list = register_module("layers", std::make_shared<torch::nn::Module>());
   for (int64_t i = 0; i < units; ++i)
-    units_.push_back(list->register_module(std::to_string(i), std::make_shared<HostileUnit>(8, dtype)));
+    units_.push_back(list->register_module(std::to_string(i), std::make_shared<HostileUnit>(8, options)));
 }
 
 at::Tensor HostileModel::loss(int64_t step) {
-  const auto device = parameters().front().device();
-  auto x = ((tokens(step, 97, {2, 8, 6, 6}).to(at::kFloat) - 48) / 48).to(dtype_).to(device);
-  const auto index = at::tensor({4, 0, 4, 2}, at::kLong).to(device);
+  auto x = ((tokens(step, 97, {2, 8, 6, 6}).to(at::kFloat) - 48) / 48).to(options_);
+  const auto index = at::tensor({4, 0, 4, 2}, at::kLong).to(options_.device());
   for (const auto& unit : units_) x = unit->forward(x, index);
   return x.to(at::kFloat).pow(2).mean();
 }
@@ -139,7 +139,8 @@ class FunctionUnits::Unit : public torch::nn::Module, public autograd::Hookable 
   Body body_;
 };
 
-FunctionUnits::FunctionUnits(std::vector<Body> bodies) {
+FunctionUnits::FunctionUnits(std::vector<Body> bodies, const std::vector<at::Tensor>& parameters) {
+  for (size_t i = 0; i < parameters.size(); ++i) register_parameter("parameter" + std::to_string(i), parameters[i]);
   const auto list = register_module("layers", std::make_shared<torch::nn::Module>());
   for (size_t i = 0; i < bodies.size(); ++i)
     units_.push_back(list->register_module(std::to_string(i), std::make_shared<Unit>(std::move(bodies[i]))));

@@ -6,10 +6,12 @@
 //                 0-dim tensors, non-contiguous and channels-last ones
 // FunctionUnits   units made of functions that a test writes
 //
-// Both draw their parameters on the CPU from a seed, so that every device starts with the same bits.
+// Parameters are drawn on the CPU from a seed, so that every device starts with the same bits. They are made on their
+// device: torch::nn::Module::to() does not know devices of PrivateUse1.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/TensorOptions.h>
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
 
@@ -32,7 +34,7 @@ enum class Handing { kPositional, kKeyword };
 
 class RotaryLayer : public torch::nn::Module, public autograd::Hookable {
  public:
-  RotaryLayer(int64_t dim, int64_t heads);
+  RotaryLayer(int64_t dim, int64_t heads, c10::Device device);
   at::Tensor forward(const at::Tensor& x, const RotaryTables& tables, Handing handing);
 
  private:
@@ -48,7 +50,7 @@ class RotaryDecoder : public torch::nn::Module {
     int64_t layers = 12, dim = 32, heads = 4, vocabulary = 61, batch = 2, sequence = 16;
   };
 
-  explicit RotaryDecoder(Shape shape, Handing handing = Handing::kPositional);
+  RotaryDecoder(Shape shape, c10::Device device, Handing handing = Handing::kPositional);
   // The same data in every run: step n's tokens follow from n alone.
   at::Tensor loss(int64_t step);
 
@@ -66,7 +68,7 @@ class RotaryDecoder : public torch::nn::Module {
 
 class HostileUnit : public torch::nn::Module, public autograd::Hookable {
  public:
-  HostileUnit(int64_t channels, at::ScalarType dtype);
+  HostileUnit(int64_t channels, at::TensorOptions options);
   at::Tensor forward(const at::Tensor& x, const at::Tensor& index);
 
  private:
@@ -77,11 +79,11 @@ class HostileUnit : public torch::nn::Module, public autograd::Hookable {
 
 class HostileModel : public torch::nn::Module {
  public:
-  HostileModel(int64_t units, at::ScalarType dtype);
+  HostileModel(int64_t units, at::TensorOptions options);  // device and dtype
   at::Tensor loss(int64_t step);
 
  private:
-  at::ScalarType dtype_;
+  at::TensorOptions options_;
   std::vector<std::shared_ptr<HostileUnit>> units_;
 };
 
@@ -90,7 +92,7 @@ class FunctionUnits : public torch::nn::Module {
  public:
   using Body = std::function<at::Tensor(const at::Tensor& x)>;
 
-  explicit FunctionUnits(std::vector<Body> bodies);
+  explicit FunctionUnits(std::vector<Body> bodies, const std::vector<at::Tensor>& parameters = {});
   at::Tensor forward(at::Tensor x);  // through all, in order
   at::Tensor run(size_t unit, const at::Tensor& x);
 

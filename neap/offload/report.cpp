@@ -41,8 +41,12 @@ std::string to_string(const StepReport& report) {
       << report.reloaded_bytes << " in, " << report.late_reloads << " late, waited "
       << static_cast<double>(report.exposed_wait_ns) / 1e6 << " ms\n"
       << "peak: planned drop " << report.planned_drop << ", measured " << report.measured_drop << " (R "
-      << report.ratio() << "), " << report.stayed_bytes << " stayed by plan\n"
-      << "host: " << report.host_bytes << " in use, " << report.host_locked << " held, peak " << report.host_locked_peak
+      << report.ratio() << "), " << report.stayed_bytes << " stayed by plan\n";
+  if (report.device_peak && !report.peak_piece.empty()) {
+    out << "      " << *report.device_peak << " on the device, reached " << report.peak_piece << " with "
+        << report.away_at_peak << " away\n";
+  }
+  out << "host: " << report.host_bytes << " in use, " << report.host_locked << " held, peak " << report.host_locked_peak
       << '\n';
   for (const std::string& line : report.findings()) out << "note: " << line << '\n';
   return out.str();
