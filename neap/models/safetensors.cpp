@@ -10,7 +10,6 @@
 #include <bit>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -62,6 +61,36 @@ bool all_integers(const Json& list) {
   return list.is_array() && std::all_of(list.begin(), list.end(), [](const Json& x) { return x.is_number_integer(); });
 }
 
+[[noreturn]] void fail_at(const std::filesystem::path& path, const std::string& what) {
+  NEAP_USER_ERROR("[models] ", path.string(), " ", what, "; fetch or save the file again");
+}
+
+// What the header says of one tensor.
+struct Entry {
+  int64_t begin;  // after the header
+  SafeTensorInfo info;
+};
+
+Entry parse_entry(const std::string& name, const Json& json, const std::filesystem::path& path) {
+  const bool complete = json.is_object() && json.contains("dtype") && json["dtype"].is_string() &&
+                        json.contains("shape") && all_integers(json["shape"]) && json.contains("data_offsets") &&
+                        all_integers(json["data_offsets"]) && json["data_offsets"].size() == 2;
+  if (!complete) fail_at(path, concat("describes tensor '", name, "' wrongly: ", json.dump()));
+  const auto type = type_named(json["dtype"].get_ref<const std::string&>());
+  if (!type) {
+    fail_at(path, concat("holds tensor '", name, "' of dtype ", json["dtype"].dump(), ", which is not supported"));
+  }
+  Entry entry{json["data_offsets"][0].get<int64_t>(), {name, *type, json["shape"].get<std::vector<int64_t>>(), 0}};
+  const auto end = json["data_offsets"][1].get<int64_t>();
+  const auto bytes = bytes_of(entry.info);
+  if (!bytes || entry.begin < 0 || end < entry.begin || end - entry.begin != *bytes) {
+    fail_at(path, concat("gives tensor '", name, "' the bytes ", entry.begin, " to ", end,
+                         ", which do not fit its shape ", json["shape"].dump(), " of ", name_of(*type)));
+  }
+  entry.info.bytes = *bytes;
+  return entry;
+}
+
 }  // namespace
 
 std::string_view name_of(SafeType type) { return info_of(type).name; }
@@ -99,57 +128,41 @@ void SafetensorsFile::parse_header() {
   const Json header = Json::parse(text, text + length, nullptr, /*allow_exceptions=*/false);
   if (header.is_discarded() || !header.is_object()) fail("is not a safetensors file: its header is not a JSON object");
 
-  std::vector<std::pair<int64_t, SafeTensorInfo>> found;
-  for (const auto& [name, entry] : header.items()) {
-    if (name == "__metadata__") {
-      if (!entry.is_object()) fail("has __metadata__ that is not an object");
-      for (const auto& [key, value] : entry.items())
-        metadata_[key] = value.is_string() ? value.get<std::string>() : value.dump();
+  std::vector<Entry> found;
+  for (const auto& [name, json] : header.items()) {
+    if (name != "__metadata__") {
+      found.push_back(parse_entry(name, json, path_));
       continue;
     }
-    const bool complete = entry.is_object() && entry.contains("dtype") && entry["dtype"].is_string() &&
-                          entry.contains("shape") && all_integers(entry["shape"]) && entry.contains("data_offsets") &&
-                          all_integers(entry["data_offsets"]) && entry["data_offsets"].size() == 2;
-    if (!complete) fail(concat("describes tensor '", name, "' wrongly: ", entry.dump()));
-    const auto type = type_named(entry["dtype"].get_ref<const std::string&>());
-    if (!type) fail(concat("holds tensor '", name, "' of dtype ", entry["dtype"].dump(), ", which is not supported"));
-    SafeTensorInfo info{name, *type, entry["shape"].get<std::vector<int64_t>>(), 0};
-    const auto begin = entry["data_offsets"][0].get<int64_t>();
-    const auto end = entry["data_offsets"][1].get<int64_t>();
-    const auto bytes = bytes_of(info);
-    if (!bytes || begin < 0 || end < begin || end - begin != *bytes) {
-      fail(concat("gives tensor '", name, "' the bytes ", begin, " to ", end, ", which do not fit its shape ",
-                  entry["shape"].dump(), " of ", name_of(*type)));
+    if (!json.is_object()) fail("has __metadata__ that is not an object");
+    for (const auto& [key, value] : json.items()) {
+      metadata_[key] = value.is_string() ? value.get<std::string>() : value.dump();
     }
-    info.bytes = *bytes;
-    found.emplace_back(begin, std::move(info));
   }
-  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
-    return std::pair(a.first, a.second.bytes) < std::pair(b.first, b.second.bytes);
-  });
+  std::ranges::sort(found, {}, [](const Entry& entry) { return std::pair(entry.begin, entry.info.bytes); });
+  const int64_t available = size_ - body_;
   int64_t expected = 0;
-  for (auto& [begin, info] : found) {
-    if (begin != expected) {
-      fail(concat("has tensor '", info.name, "' at byte ", begin, " where ", expected,
+  for (Entry& entry : found) {
+    if (entry.begin != expected) {
+      fail(concat("has tensor '", entry.info.name, "' at byte ", entry.begin, " where ", expected,
                   " was expected: tensors overlap or leave a gap"));
     }
-    expected += info.bytes;
-    offsets_.push_back(begin);
-    tensors_.push_back(std::move(info));
+    if (entry.info.bytes > available - expected) {
+      fail(concat("is truncated: tensor '", entry.info.name, "' ends at byte ", entry.begin + entry.info.bytes,
+                  " after the header, the file at ", available));
+    }
+    expected += entry.info.bytes;
+    offsets_.push_back(entry.begin);
+    tensors_.push_back(std::move(entry.info));
   }
-  if (body_ + expected != size_) {
-    fail(concat(body_ + expected > size_ ? "is truncated" : "has bytes after its last tensor", ": its header asks for ",
-                body_ + expected, " bytes, the file has ", size_));
-  }
+  if (expected != available) fail(concat("has ", available - expected, " bytes after its last tensor"));
 }
 
 std::span<const std::byte> SafetensorsFile::bytes(std::size_t index) const {
   return {data_ + body_ + offsets_.at(index), static_cast<std::size_t>(tensors_[index].bytes)};
 }
 
-void SafetensorsFile::fail(const std::string& what) const {
-  NEAP_USER_ERROR("[models] ", path_.string(), " ", what, "; fetch or save the file again");
-}
+void SafetensorsFile::fail(const std::string& what) const { fail_at(path_, what); }
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const std::vector<SafeTensorInfo>& tensors,
                                      const std::map<std::string, std::string>& metadata)

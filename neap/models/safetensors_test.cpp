@@ -141,6 +141,8 @@ TEST_F(Safetensors, OffsetsThatDoNotFitAreErrors) {
   EXPECT_THAT(error_of_opening(), HasSubstr("overlap"));
   write_raw(a + b + "[3, 5]}}", "12345");
   EXPECT_THAT(error_of_opening(), HasSubstr("gap"));
+  write_raw(R"({"a": {"dtype": "U8", "shape": [9223372036854775807], "data_offsets": [0, 9223372036854775807]}})", "");
+  EXPECT_THAT(error_of_opening(), HasSubstr("truncated"));
   write_raw(a + b + "[2, 4]}}", "12345");
   EXPECT_THAT(error_of_opening(), HasSubstr("bytes after its last tensor"));
 }
