@@ -15,8 +15,8 @@ namespace neap::models {
 struct LossOptions {
   int64_t ignore_index = -100;
   double z_loss = 0.0;  // adds z_loss * logsumexp(logits)^2 to each token's loss
-  // The sum over tokens is divided by this; unset: by the number of tokens that are not ignored (the loss is 0 if there is
-  // none). Give the count of the whole global batch to weight micro-batches by their tokens.
+  // The sum over tokens is divided by this; if unset, by the number of tokens not ignored, and without any the loss is
+  // 0. Give the count of the whole global batch to weight micro-batches by their tokens.
   std::optional<double> divisor = std::nullopt;
   int64_t chunk_tokens = 0;  // 0: as many as keep one chunk's float32 logits within 32 MiB
 };
