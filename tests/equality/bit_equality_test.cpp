@@ -1,0 +1,133 @@
+// Offload never changes a bit: losses, every gradient and the parameters of ten training steps are those of the run
+// without it, for the models people train and for one of hostile shapes, on a link that keeps up and on one that does
+// not, in every mode, with the hazard checker on.
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <tuple>
+
+#include "neap/models/causal_lm.h"
+#include "neap/offload/engine.h"
+#include "testing/sim_fixture.h"
+#include "testing/small_models.h"
+
+namespace neap::testing {
+namespace {
+
+using LossOfStep = std::function<at::Tensor(int64_t step)>;
+
+struct Model {
+  const char* name;
+  // A fresh model on the device, and its loss on the data of a step.
+  std::function<std::pair<std::shared_ptr<torch::nn::Module>, LossOfStep>(c10::Device)> make;
+};
+
+void PrintTo(const Model& model, std::ostream* out) { *out << model.name; }
+
+Model decoder(const char* name, const char* model_type, bool qk_norm, at::ScalarType dtype) {
+  models::LlamaConfig config;
+  config.model_type = model_type;
+  config.vocab_size = 97;
+  config.hidden_size = 48;
+  config.intermediate_size = 128;
+  config.num_hidden_layers = 5;
+  config.num_attention_heads = 6;
+  config.num_key_value_heads = 2;
+  config.head_dim = 8;
+  config.qk_norm = qk_norm;
+  return {name, [config, dtype](c10::Device device) {
+            const auto model = models::make_llama(config, at::TensorOptions().device(device).dtype(dtype), /*seed=*/3);
+            const auto loss = [model, device](int64_t step) {
+              const auto ids = (at::arange(2 * 33, at::kLong) * 11 + step * 5).remainder(97).view({2, 33}).to(device);
+              return model->loss(ids.narrow(1, 0, 32), ids.narrow(1, 1, 32));
+            };
+            return std::pair<std::shared_ptr<torch::nn::Module>, LossOfStep>(model, loss);
+          }};
+}
+
+Model hostile(const char* name, at::ScalarType dtype) {
+  return {name, [dtype](c10::Device device) {
+            const auto model = std::make_shared<HostileModel>(4, at::TensorOptions().device(device).dtype(dtype));
+            return std::pair<std::shared_ptr<torch::nn::Module>, LossOfStep>(
+                model, [model](int64_t step) { return model->loss(step); });
+          }};
+}
+
+struct Way {
+  const char* name;
+  double gbps;  // of both directions; 0: memcpy speed
+  std::function<void(offload::Options&)> set;
+};
+
+void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
+
+class BitEquality : public SimTest, public ::testing::WithParamInterface<std::tuple<Model, Way>> {
+ protected:
+  static constexpr int64_t kSteps = 10;
+};
+
+TEST_P(BitEquality, OverTenSteps) {
+  const auto& [kind, way] = GetParam();
+  TrainingRecord plain, with;
+  {
+    const auto [model, loss] = kind.make(sim());
+    plain = train(*model, loss, kSteps);
+  }
+  if (way.gbps > 0) throttle_copies(way.gbps, way.gbps);
+  offload::Options options;
+  options.min_bytes = Bytes(0);
+  way.set(options);
+  const auto [model, loss] = kind.make(sim());
+  offload::Engine engine(options);
+  engine.attach(*model);
+  int64_t moved = 0;
+  with = train(*model, loss, kSteps, [&](int64_t) { moved += engine.take_step_report().offloaded_bytes.count; });
+  EXPECT_TRUE(bit_equal(plain, with));
+  EXPECT_GT(moved, 0);
+}
+
+class SimAndCpu : public SimTest, public ::testing::WithParamInterface<Model> {};
+
+TEST_P(SimAndCpu, TrainAlikeToTheLastBit) {
+  const auto& kind = GetParam();
+  TrainingRecord cpu;
+  {
+    const auto [model, loss] = kind.make(c10::kCPU);
+    cpu = train(*model, loss, 3);
+  }
+  const auto [model, loss] = kind.make(sim());
+  EXPECT_TRUE(bit_equal(cpu, train(*model, loss, 3)));
+}
+
+void everything_leaves(offload::Options& options) {
+  options.keep_last = 0;
+  options.max_in_flight = Bytes(0);
+  options.prefetch = offload::Layers{1};
+}
+
+const auto kModels = ::testing::Values(
+    decoder("Llama", "llama", false, at::kFloat), decoder("LlamaBf16", "llama", false, at::kBFloat16),
+    decoder("Qwen3", "qwen3", true, at::kFloat), hostile("Hostile", at::kFloat), hostile("HostileBf16", at::kBFloat16));
+
+INSTANTIATE_TEST_SUITE_P(Models, SimAndCpu, kModels, [](const auto& info) { return std::string(info.param.name); });
+
+INSTANTIATE_TEST_SUITE_P(
+    Models, BitEquality,
+    ::testing::Combine(
+        kModels,
+        ::testing::Values(
+            Way{"LastUnitStays", 0,
+                [](offload::Options& options) { options.keep_last = 1, options.max_in_flight = Bytes(0); }},
+            Way{"EverythingLeaves", 0, everything_leaves}, Way{"EverythingLeavesOnASlowLink", 0.02, everything_leaves},
+            Way{"AutomaticOnASlowLink", 0.05, [](offload::Options& options) { options.keep_last = 0; }},
+            Way{"Budget", 0,
+                [](offload::Options& options) { options.keep_last = 0, options.device_budget = Bytes(16 << 10); }},
+            Way{"Synchronous", 0, [](offload::Options& options) { options.mode = offload::Mode::kSync; }})),
+    [](const auto& info) { return std::string(std::get<0>(info.param).name) + std::get<1>(info.param).name; });
+
+}  // namespace
+}  // namespace neap::testing
