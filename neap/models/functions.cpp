@@ -55,17 +55,26 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
   }
 };
 
+// Neither another tensor nor a view: the gradient may be overwritten.
+bool is_ours_alone(const at::Tensor& grad) {
+  return grad.use_count() == 1 && grad.storage().use_count() == 1 && grad.is_non_overlapping_and_dense();
+}
+
 struct SwigluFunction : torch::autograd::Function<SwigluFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& gate, const at::Tensor& up) {
     context->save_for_backward({gate, up});
     return at::silu(gate).mul_(up);
   }
 
-  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+  // These are the widest tensors of a layer, and here most of them are alive at once: one buffer for each result, and
+  // that of the incoming gradient is one of them when nobody else sees it.
+  static variable_list backward(AutogradContext* context, variable_list& grads) {
     require_first_order("swiglu");
     const variable_list saved = context->get_saved_variables();
-    at::Tensor grad_up = at::silu(saved[0]).mul_(grads[0]);
-    at::Tensor grad_gate = at::silu_backward(grads[0].mul(saved[1]), saved[0]);
+    const at::Tensor grad = std::move(grads[0]);
+    at::Tensor grad_up = at::silu(saved[0]).mul_(grad);
+    at::Tensor grad_gate = is_ours_alone(grad) ? grad.mul_(saved[1]) : grad.mul(saved[1]);
+    at::silu_backward_out(grad_gate, grad_gate, saved[0]);
     return {std::move(grad_gate), std::move(grad_up)};
   }
 };

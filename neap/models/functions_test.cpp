@@ -81,6 +81,36 @@ TEST(Swiglu, EqualsItsComposition) {
               {at::randn({3, 7}, kDouble), at::randn({3, 7}, kDouble)});
 }
 
+TEST(Swiglu, LeavesAGradientThatOthersSeeAlone) {
+  const at::Tensor gate = at::randn({3, 7}, kDouble).requires_grad_();
+  const at::Tensor up = at::randn({3, 7}, kDouble).requires_grad_();
+  at::Tensor seen, whole;
+  const at::Tensor held = swiglu(gate, up);
+  held.register_hook([&](const at::Tensor& grad) { seen = grad; });
+  (held * 3).sum().backward();
+  EXPECT_TRUE(at::equal(seen, at::full({3, 7}, 3.0, kDouble)));
+
+  // A view of a gradient that somebody else holds, and an expanded one.
+  const at::Tensor viewed = swiglu(gate, up).view({7, 3});
+  viewed.register_hook([&](const at::Tensor& grad) { whole = grad; });
+  (viewed * 2).sum().backward();
+  EXPECT_TRUE(at::equal(whole, at::full({7, 3}, 2.0, kDouble)));
+  swiglu(gate, up).sum().backward();
+}
+
+TEST(Swiglu, OverwritesAGradientThatNobodyElseSees) {
+  const at::Tensor gate = at::randn({3, 7}, kDouble).requires_grad_();
+  const at::Tensor up = at::randn({3, 7}, kDouble).requires_grad_();
+  const void* incoming = nullptr;
+  const at::Tensor out = swiglu(gate, up);
+  out.register_hook([&](const at::Tensor& grad) { incoming = grad.data_ptr(); });
+  const void* of_gate = nullptr;
+  gate.register_hook([&](const at::Tensor& grad) { of_gate = grad.data_ptr(); });
+  (out * 3).sum().backward();
+  EXPECT_NE(incoming, nullptr);
+  EXPECT_EQ(of_gate, incoming) << "the incoming gradient, which nobody else holds, is overwritten";
+}
+
 TEST(Rotary, EqualsTheRotationOfHalves) {
   const RotaryTables tables = rotary_tables(at::randn({3}, kDouble), 5, at::kDouble);
   expect_same([&](const Tensors& in) { return apply_rotary(in[0], tables); },
