@@ -71,7 +71,7 @@ class AdaptiveWindow {
  private:
   static constexpr double kTolerance = 1e-3;  // of the span, may be waited
   static constexpr double kSaturated = 0.95;  // of the span, the link is moving bytes
-  static constexpr int64_t kWorthwhile = 16;  // narrow by more than this part, or not at all
+  static constexpr int64_t kWorthwhile = 8;   // narrow by more than this part, or not at all
   static constexpr int64_t kMemory = 256;     // passes after which an experience has faded
   // Below this the latency of a copy, not its bytes, is what matters.
   static constexpr int64_t kLeast = int64_t{64} << 10;

@@ -151,14 +151,16 @@ void EngineState::learn() {
 
 Departure::Tail EngineState::tail() const {
   const bool learned = automatic() && !options.keep_last && link_->overlaps();
-  return {.keep_runs = learned ? 0 : options.keep_last.value_or(1),
-          .keep_bytes = learned ? std::max(options.device_budget, reload_window_.size()) : options.device_budget};
+  if (!learned) return {.keep_runs = options.keep_last.value_or(1), .keep_bytes = options.device_budget};
+  // Long enough for reloads to get ahead of backward, and for everything before it to have left when backward begins.
+  return {.keep_runs = 0, .keep_bytes = std::max({options.device_budget, reload_window_.size(), release_window()})};
 }
 
 void EngineState::saved(SavedStorage& storage, const Tape& tape, Moment& now) {
   units_[static_cast<size_t>(storage.unit())].hit = true;
   if (tape.bytes().count == 0) ++report.passes;
   report.saved_bytes += storage.size();
+  saved_ += storage.size();
   if (departure_.leaves_at_once(tape.runs() - 1, tape.bytes(), storage.size())) {
     launch(storage, now);
   } else {
@@ -204,16 +206,19 @@ void EngineState::launch(SavedStorage& storage, Moment& now) {
   storage.copy_out(storage.tape()->link(), *std::move(buffer), now);
   report.offloaded_bytes += storage.size();
   ++report.offloaded_storages;
+  storage.saved_before = saved_ - storage.size();
   if (storage.state() == StorageState::kCopyingOut) in_flight_.push(storage);
 }
 
-// Copies are let go in the order they were begun. Beyond the bound the compute stream waits for the oldest. Near it, it
-// is worth asking whether some have arrived: asking is not free either.
+// Copies are let go in the order they were begun: each when so much has been saved since, whatever becomes of that,
+// that it should be over; then the compute stream waits for it. Before that it is worth asking now and then whether it
+// has arrived: asking is not free either.
 void EngineState::relieve(Moment& now) {
-  const Bytes bound = std::min(options.max_in_flight, release_window_.size());
+  const Bytes window = release_window();
   while (SavedStorage* oldest = in_flight_.front()) {
-    const bool beyond = in_flight_.bytes() > bound;
-    if (!beyond && (2 * in_flight_.bytes().count < bound.count || !oldest->copied().query())) break;
+    const Bytes since = saved_ - oldest->saved_before;
+    const bool beyond = since > window || in_flight_.bytes() > options.max_in_flight;
+    if (!beyond && (2 * since.count < window.count || !oldest->copied().query())) break;
     if (beyond) oldest->tape()->link().out_stalls().add(now.event(), oldest->copied(), oldest->size());
     in_flight_.remove(*oldest);
     oldest->release(beyond ? SavedStorage::Copy::kUnderWay : SavedStorage::Copy::kDone);
@@ -322,7 +327,7 @@ StepReport EngineState::take_report() {
     report.host_locked_peak = host.locked_peak;
   }
   report.prefetch_window = reach(0).bytes;
-  report.in_flight_window = std::min(options.max_in_flight, release_window_.size());
+  report.in_flight_window = release_window();
   return std::exchange(report, {});
 }
 

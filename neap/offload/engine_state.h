@@ -84,6 +84,7 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
   void settle(Moment& now);
   void relieve(Moment& now);
   Departure::Tail tail() const;
+  Bytes release_window() const { return release_window_.size(); }  // never more than max_in_flight
   bool automatic() const { return std::holds_alternative<Automatic>(options.prefetch); }
   void look(Piece next);
   std::string words(Piece piece) const;
@@ -101,6 +102,7 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
   std::optional<PassShape> learned_;
   Departure departure_{{}, std::nullopt};
   int64_t run_ = 0;
+  Bytes saved_;  // of all storages so far
   StorageQueue<SavedStorage, &SavedStorage::waiting> waiting_;
   StorageQueue<SavedStorage, &SavedStorage::in_flight> in_flight_;
   AdaptiveWindow release_window_, reload_window_;

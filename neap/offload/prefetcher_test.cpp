@@ -73,14 +73,13 @@ TEST(Prefetcher, ReachesToTheFirstRunAsked) {
   EXPECT_EQ(player.unpack(5, {.first_run = 1}), (Positions{3, 2}));
 }
 
-TEST(Prefetcher, AnyOrderIsServed) {
+TEST(Prefetcher, GoesOnFromWhereBackwardJumpedTo) {
   Player player(8);
-  player.unpack(2, {.bytes = 10_B});
-  player.unpack(7, {.bytes = 10_B});
-  player.unpack(0, {.bytes = 10_B});
-  player.unpack(1, {.bytes = 10_B});
-  for (int64_t p = 7; p >= 0; --p) player.unpack(p, {.bytes = 10_B});
-  SUCCEED() << "no position is out of range, whatever the order";
+  EXPECT_EQ(player.unpack(7, {.bytes = 10_B}), Positions{6});
+  EXPECT_EQ(player.unpack(3, {.bytes = 20_B}), Positions{2});  // 6 still lies ahead, unused
+  EXPECT_EQ(player.unpack(6, {.bytes = 20_B}), Positions{1});
+  EXPECT_EQ(player.unpack(5, {.bytes = 20_B}), Positions{});  // was jumped over: late, and no reason to fetch more
+  EXPECT_EQ(player.late(), 3);
 }
 
 TEST(Prefetcher, AscendingUnpacksWithinANodeAreNoNewSweep) {

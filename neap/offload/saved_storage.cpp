@@ -46,10 +46,10 @@ SavedStorage::~SavedStorage() {
   if (state_ == StorageState::kHost) away_ -= size();
   if (let_go_ordered_) return;
   try {
-    record_copy();
+    order_home();
   } catch (const std::exception& error) {
     // The device is in trouble. Memory that a copy may still use must not go back to its allocator.
-    log_error("[offload] a device did not take a record; ", size(), " stay allocated: ", error.what());
+    log_error("[offload] a device did not accept a wait; ", size(), " stay allocated: ", error.what());
     new c10::Storage(std::move(device_));
   }
 }
@@ -61,14 +61,9 @@ void SavedStorage::become(StorageState state) {
   if (state == StorageState::kHost) away_ += size();
 }
 
-// For memory that goes before its copy is over: a copy that nobody needs any more, so the compute stream should not
-// wait for it; the allocator holds the memory back instead.
-void SavedStorage::record_copy() {
-  if (!(is_reload_ ? loaded_ : copied_).query()) {
-    device::Device& device = home_.device();
-    device.record_on_stream(device_.data_ptr(),
-                            device.copy_stream(is_reload_ ? device::Direction::kIn : device::Direction::kOut));
-  }
+// Device memory goes before its copy is known to be over.
+void SavedStorage::order_home() {
+  home_.wait(is_reload_ ? loaded_ : copied_);
   let_go_ordered_ = true;
 }
 
@@ -150,7 +145,7 @@ const c10::Storage& SavedStorage::use(Link& link, Moment& now) {
 
 void SavedStorage::drop() {
   NEAP_ASSERT(state_ == StorageState::kReloaded, "drop in state ", state_);
-  if (!let_go_ordered_) record_copy();  // recalled while on its way out
+  if (!let_go_ordered_) order_home();  // recalled while on its way out
   become(StorageState::kHost);
   device_ = {};
   is_reload_ = false;

@@ -93,12 +93,13 @@ class SavedStorage {
   QueueLink<SavedStorage> waiting;    // on the device, not decided yet
   QueueLink<SavedStorage> in_flight;  // on its way out, device memory still held
   int64_t run = 0;                    // latest run that saved it
+  Bytes saved_before{};               // by this engine, when its copy out began
   int64_t ahead_in_sweep = 0;         // counted as lying ahead in this sweep of the prefetcher; 0 when not
 
  private:
   void hold_again(c10::Storage device, bool is_reload);
   void begin_generation() { ++generation_, unused_ = views_; }
-  void record_copy();
+  void order_home();
   void become(StorageState state);
 
   const std::shared_ptr<Tape> tape_;
