@@ -1,4 +1,5 @@
-// Uses the installed headers and libraries as a stranger would: a module of one's own, trained with and without offload.
+// Uses the installed headers and libraries as a stranger would: a module of one's own, trained with and without
+// offload.
 #include <ATen/Functions.h>
 #include <torch/nn/module.h>
 
