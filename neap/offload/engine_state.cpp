@@ -110,7 +110,7 @@ std::shared_ptr<Tape> EngineState::begin_pass() {
   if (link_ == nullptr) return nullptr;
   learn();
   departure_ = Departure(tail(), learned_);
-  return std::make_shared<Tape>(shared_from_this(), link_);
+  return std::make_shared<Tape>(shared_from_this(), link_, expected_tensors_);
 }
 
 // The model may have been moved, and its parameters may lie in other storages than at the last pass (`module.to()`,
@@ -243,6 +243,7 @@ void EngineState::end_backward(int32_t unit) {
 // Backward has come to the pass: this is how long it was, and now it shows what offload has done for it.
 void EngineState::turned(const Tape& tape) {
   learned_ = PassShape{tape.runs(), tape.bytes()};
+  expected_tensors_ = tape.tensors();
   Bytes left, freed;
   std::vector<Bytes> held(units_.size());
   tape.for_each_storage([&](const SavedStorage& storage) {

@@ -100,6 +100,7 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
   trace::Recorder* recorder_;                   // null once the engine has stopped
   std::vector<std::shared_ptr<Tape>> current_;  // one per thread that runs forward
   std::optional<PassShape> learned_;
+  size_t expected_tensors_ = 0;  // of a pass
   Departure departure_{{}, std::nullopt};
   int64_t run_ = 0;
   Bytes saved_;  // of all storages so far

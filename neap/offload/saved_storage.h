@@ -25,6 +25,7 @@
 #include "neap/offload/link.h"
 #include "neap/offload/storage_queue.h"
 #include "neap/offload/storage_state.h"
+#include "neap/offload/storage_table.h"
 
 namespace neap::offload {
 
@@ -92,6 +93,7 @@ class SavedStorage {
   // ---- places in the engine's queues, and what the tape remembers about it.
   QueueLink<SavedStorage> waiting;    // on the device, not decided yet
   QueueLink<SavedStorage> in_flight;  // on its way out, device memory still held
+  TableLink<SavedStorage> known;      // among the tape's storages
   int64_t run = 0;                    // latest run that saved it
   Bytes saved_before{};               // by this engine, when its copy out began
   int64_t ahead_in_sweep = 0;         // counted as lying ahead in this sweep of the prefetcher; 0 when not

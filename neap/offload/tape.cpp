@@ -12,11 +12,18 @@
 
 namespace neap::offload {
 
-Tape::Tape(std::shared_ptr<EngineState> engine, std::shared_ptr<Link> link)
-    : engine_(std::move(engine)), link_(std::move(link)) {}
+namespace {
 
-size_t Tape::Hash::operator()(const StorageKey& key) const noexcept {
+size_t hash_of(const StorageKey& key) {
   return c10::hash_combine(key.identity.hash(), static_cast<size_t>(key.range.begin * 31 + key.range.end));
+}
+
+}  // namespace
+
+Tape::Tape(std::shared_ptr<EngineState> engine, std::shared_ptr<Link> link, size_t expected)
+    : engine_(std::move(engine)), link_(std::move(link)) {
+  slots_.reserve(expected);
+  storages_.reserve(expected);
 }
 
 void Tape::begin_run(int32_t unit) {
@@ -40,12 +47,14 @@ Place Tape::pack(const at::Tensor& tensor, int32_t unit) {
   std::unique_ptr<SavedStorage> created;  // if an exception comes, destroyed after the lock has been given back
   const MutexLock lock(engine_->mutex);
   StorageKey key{autograd::StorageIdentity(tensor), whole};
-  SavedStorage* known = find(key);
+  size_t hash = hash_of(key);
+  SavedStorage* known = find(key, hash);
   if (known == nullptr && !takes_all) {
     // A small part of something large: only its own bytes travel.
     if (Bytes(own.size()) < engine_->options.min_bytes) return {};
     key.range = own;
-    known = find(key);
+    hash = hash_of(key);
+    known = find(key, hash);
   }
   if (known != nullptr) {
     engine_->saved_again(*known, *this, unit);
@@ -56,11 +65,11 @@ Place Tape::pack(const at::Tensor& tensor, int32_t unit) {
   created =
       std::make_unique<SavedStorage>(shared_from_this(), std::move(key), storage, now.stream(), unit, engine_->away);
   created->run = engine_->run();
-  storages_.insert(created.get());
+  storages_.insert(*created, hash);
   try {
     engine_->saved(*created, *this, now);
   } catch (...) {
-    storages_.erase(created.get());
+    storages_.erase(*created);
     engine_->leave_queues(*created);
     throw;
   }
@@ -68,9 +77,8 @@ Place Tape::pack(const at::Tensor& tensor, int32_t unit) {
   return append(*created.release());
 }
 
-SavedStorage* Tape::find(const StorageKey& key) const {
-  const auto found = storages_.find(key);
-  return found == storages_.end() ? nullptr : *found;
+SavedStorage* Tape::find(const StorageKey& key, size_t hash) const {
+  return storages_.find(hash, [&key](const SavedStorage& storage) { return storage.key() == key; });
 }
 
 Place Tape::append(SavedStorage& storage) {
@@ -165,7 +173,7 @@ void Tape::forget(Place& place) noexcept {
   if (storage.views() == 0) {
     last.reset(&storage);
     tape->count_used(storage);
-    tape->storages_.erase(&storage);
+    tape->storages_.erase(storage);
     tape->engine_->leave_queues(storage);
   } else if (storage.state() == StorageState::kReloaded && storage.all_used()) {
     try {

@@ -10,12 +10,12 @@
 #include <cstdint>
 #include <memory>
 #include <thread>
-#include <unordered_set>
 #include <vector>
 
 #include "neap/offload/link.h"
 #include "neap/offload/prefetcher.h"
 #include "neap/offload/saved_storage.h"
+#include "neap/offload/storage_table.h"
 
 namespace neap::offload {
 
@@ -37,7 +37,8 @@ struct Unpacked {
 // Methods marked "locked" require the engine's lock; the others take it.
 class Tape : public std::enable_shared_from_this<Tape> {
  public:
-  Tape(std::shared_ptr<EngineState> engine, std::shared_ptr<Link> link);
+  // Room is made for so many saved tensors.
+  Tape(std::shared_ptr<EngineState> engine, std::shared_ptr<Link> link, size_t expected);
 
   // ---- forward
   // A call of a unit's forward begins. Locked.
@@ -60,29 +61,19 @@ class Tape : public std::enable_shared_from_this<Tape> {
   const std::shared_ptr<Link>& shared_link() const { return link_; }
   int64_t runs() const { return runs_; }
   Bytes bytes() const { return bytes_; }
+  size_t tensors() const { return slots_.size(); }
   template <class Visit>
   void for_each_storage(Visit visit) const {
-    for (const SavedStorage* storage : storages_) visit(*storage);
+    storages_.for_each(visit);
   }
 
  private:
-  struct Hash {
-    using is_transparent = void;
-    size_t operator()(const StorageKey& key) const noexcept;
-    size_t operator()(const SavedStorage* storage) const noexcept { return (*this)(storage->key()); }
-  };
-  struct Equal {
-    using is_transparent = void;
-    bool operator()(const SavedStorage* a, const SavedStorage* b) const noexcept { return a == b; }
-    bool operator()(const StorageKey& a, const SavedStorage* b) const noexcept { return a == b->key(); }
-    bool operator()(const SavedStorage* a, const StorageKey& b) const noexcept { return a->key() == b; }
-  };
   struct Slot {
     SavedStorage* storage;  // null when the saved tensor is gone
     int64_t run;
   };
 
-  SavedStorage* find(const StorageKey& key) const;
+  SavedStorage* find(const StorageKey& key, size_t hash) const;
   Place append(SavedStorage& storage);
   // A storage that is to be loaded, and the memory for it.
   struct Load {
@@ -100,7 +91,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
   const std::shared_ptr<Link> link_;
   const std::thread::id thread_ = std::this_thread::get_id();
   // Guarded by the engine's lock:
-  std::unordered_set<SavedStorage*, Hash, Equal> storages_;
+  StorageTable<SavedStorage, &SavedStorage::known> storages_;
   std::vector<Slot> slots_;
   std::vector<bool> units_run_;
   int64_t runs_ = 0;
