@@ -127,9 +127,15 @@ struct TiedEmbeddingFunction : torch::autograd::Function<TiedEmbeddingFunction> 
     } else if (grad.use_count() > 1) {
       grad = grad.clone();  // somebody else, a tensor hook perhaps, still looks at it
     }
-    // Accumulating index_put_ is deterministic on every device, which index_add_ is not.
-    const int64_t size = rows.size(-1);
-    grad.index_put_({ids.reshape({-1})}, rows.reshape({-1, size}), /*accumulate=*/true);
+    // Rows of equal ids must be added in one order. index_add_ does so on the CPU (and on sim, which computes there),
+    // accumulating index_put_ on CUDA; the other way round each adds them in the order its threads happen to arrive.
+    const at::Tensor flat_ids = ids.reshape({-1});
+    const at::Tensor flat_rows = rows.reshape({-1, rows.size(-1)});
+    if (grad.is_cuda()) {
+      grad.index_put_({flat_ids}, flat_rows, /*accumulate=*/true);
+    } else {
+      grad.index_add_(0, flat_ids, flat_rows);
+    }
     return {std::move(grad), {}};
   }
 };

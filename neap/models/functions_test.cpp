@@ -2,14 +2,17 @@
 // at once; and the loss in float32 and bfloat16 besides.
 #include "neap/models/functions.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/rsqrt.h>
@@ -269,6 +272,22 @@ TEST(ChunkedCrossEntropy, IsZeroWithoutAnyLabel) {
     EXPECT_EQ(in[0].grad().abs().max().item<double>(), 0.0);
     EXPECT_EQ(in[1].grad().abs().max().item<double>(), 0.0);
   }
+}
+
+// A race shows itself only now and then: with the accumulating index_put_ most of these rounds differ.
+TEST(TiedEmbedding, AddsTheRowsOfEqualIdsInOneOrderOnAnyNumberOfThreads) {
+  const int threads_before = at::get_num_threads();
+  const at::Tensor weight = at::randn({8, 576}).requires_grad_();
+  const at::Tensor ids = at::randint(8, {2048}, at::kLong);
+  const at::Tensor upstream = at::randn({2048, 576});
+  const auto gradient = [&](int threads) {
+    at::set_num_threads(threads);
+    const auto [rows, head] = tied_embedding(weight, ids);
+    return torch::autograd::grad({rows, head}, {weight}, {upstream, at::ones_like(weight)})[0];
+  };
+  const at::Tensor expected = gradient(1);
+  for (int round = 0; round < 20; ++round) EXPECT_TRUE(at::equal(gradient(2), expected)) << "round " << round;
+  at::set_num_threads(threads_before);
 }
 
 TEST(HandWrittenFunctions, RefuseAGraphOfTheirGradient) {
