@@ -15,7 +15,7 @@ inline constexpr int kNonFinite = 4;      // train.non_finite is stop, and loss 
 inline constexpr int stopped_by(int signal) { return 128 + signal; }
 
 inline constexpr const char* kExitCodesHelp =
-    "Exit codes: 0 finished, 1 internal error, 2 mistake in command or input, 3 out of device memory, 4 loss or\n"
-    "gradients not finite, 130 and 143 stopped by SIGINT and SIGTERM after the step was finished and written.";
+    "0 finished, 1 internal error, 2 mistake in the command or its input, 3 out of device memory, 4 loss or gradients\n"
+    "not finite, 130 and 143 stopped by SIGINT and SIGTERM after the step was finished and everything written.";
 
 }  // namespace neap::cli

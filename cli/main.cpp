@@ -34,8 +34,9 @@ int dispatch(int argc, const char* const* argv) {
   train_app->add_flag("--dry-run", arguments.dry_run,
                       "check everything, load the model, print the configuration; no step");
   train_app->allow_extras();
-  train_app->footer(
-      [] { return "Keys of the run file, with [defaults]:\n" + train::help_text() + "\n" + kExitCodesHelp; });
+  train_app->footer([] {
+    return "Keys of the run file, with [defaults]:\n" + train::help_text() + "\nExit codes: " + kExitCodesHelp;
+  });
   CLI::App* doc_app = app.add_subcommand("config-doc", "print docs/config.md, the page about run files");
 
   std::vector<std::string> reversed(command_line.arguments.rbegin(), command_line.arguments.rend());
@@ -47,7 +48,7 @@ int dispatch(int argc, const char* const* argv) {
     NEAP_USER_ERROR(error.what(), "; neap --help says more");
   }
   if (doc_app->parsed()) {
-    std::cout << train::markdown_page();
+    std::cout << train::markdown_page() << "\n## Exit codes of `neap train`\n\n" << kExitCodesHelp << '\n';
     return kOk;
   }
   for (const std::string& extra : train_app->remaining()) throw_unknown_argument(extra);

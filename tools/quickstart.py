@@ -21,7 +21,7 @@ MODEL = Path("models/smollm2-135m")
 DATA = Path("data/quickstart.bin")
 TEXT_BYTES = 4_000_000
 CONFIG = Path("configs/quickstart.yaml")
-CAPACITY = "3GiB"
+CAPACITY = "2560MiB"
 RUNS = Path("runs/quickstart")
 OUT_OF_MEMORY = 3  # exit code of neap
 

@@ -207,7 +207,8 @@ RunResult with_status(const RunConfig& config, RunSummary summary, Function&& fu
 
 RunSummary new_summary(const RunConfig& config, const Shell& shell) {
   RunSummary summary;
-  summary.name = fs::path(config.log.dir).filename().string();
+  const fs::path dir = config.log.dir;
+  summary.name = (dir.has_filename() ? dir : dir.parent_path()).filename().string();
   summary.capacity = capacity_of(config, device::Device::of(shell.device));
   return summary;
 }

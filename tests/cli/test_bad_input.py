@@ -4,7 +4,7 @@ import json
 import subprocess
 
 import pytest
-from conftest import CONFIG, ROOT, binary, weights
+from neap_command import CONFIG, ROOT, binary, weights
 from safetensors.numpy import save_file
 
 
@@ -27,7 +27,7 @@ def run_file(workspace, old, new):
         ("  steps: 3", "  steps: -3", '[run.yaml:6] train.steps: expected an integer from 1 to 1000000000; found "-3"'),
         ("  lr: 1e-3", "  lr: .nan", '[run.yaml:11] optim.lr: expected a number from 0 to 1000; found ".nan"'),
         ("  type: sim", "  type: gpu", '[run.yaml:13] device.type: expected cpu, sim or cuda; found "gpu"'),
-        ("  min_bytes: 0", "  min_bytes: -1", '[run.yaml:15] offload.min_bytes: expected a size from 0 to 8EiB'),
+        ("  min_bytes: 0", "  min_bytes: -1", "[run.yaml:15] offload.min_bytes: expected a size from 0 to 8EiB"),
         ("  steps: 3", "  steps: 3\n  steps: 4", "[run.yaml:7] train.steps is given twice; keep one"),
         ("  steps: 3", "  steps: [3", "[run.yaml:"),
         ("  path: model\n", "", "[model.path] this key is required: the directory of the model"),

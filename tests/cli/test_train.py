@@ -108,6 +108,12 @@ def test_dry_run_checks_everything_and_writes_nothing(workspace):
     assert not (workspace.path / "out").exists()
 
 
+def test_an_override_takes_its_value_with_or_without_an_equals_sign_and_the_last_one_wins(workspace):
+    result = workspace.train("--train.steps=9", "--train.steps", "2", "--device.type", "cpu")
+    assert result.code == 0, result.err
+    assert len(workspace.metrics()) == 2
+
+
 def test_a_key_without_effect_is_mentioned(workspace):
     result = workspace.train("--device.type=cpu", "--device.capacity=1GiB", "--offload.modules=model.layers.{*}")
     assert result.code == 0
