@@ -56,10 +56,10 @@ lint: setup-lint
 	@$(call configure,tidy)
 	@$(PYTHON) tools/lint.py --build build/tidy --jobs $(JOBS)
 
-# ASAN_TESTS=REGEX runs (and builds) a part: make asan ASAN_TESTS='neap_offload_.*'
+# ASAN_TESTS=REGEX builds and runs a part: make asan ASAN_TESTS='neap_offload_.*'. (value: a $ in it is the regex's.)
 asan: setup
 	@$(call configure,asan)
-	@$(PYTHON) tools/run_tests.py --build build/asan --jobs $(JOBS) --no-pytest --make $(if $(ASAN_TESTS),--regex '$(ASAN_TESTS)')
+	@$(PYTHON) tools/run_tests.py --build build/asan --jobs $(JOBS) --no-pytest --make $(if $(ASAN_TESTS),--regex '$(value ASAN_TESTS)')
 
 tsan: setup
 	@$(call configure,tsan)

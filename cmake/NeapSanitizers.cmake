@@ -12,6 +12,8 @@ if(NEAP_SANITIZE)
   endif()
   add_compile_options(${_flags})
   add_link_options(${_flags})
+  # What sanitizers insert makes gcc see uninitialised optionals where there are none.
+  list(APPEND NEAP_WARNINGS -Wno-maybe-uninitialized)
 
   set(_folder "${PROJECT_SOURCE_DIR}/tools/sanitizers")
   set(_asan

@@ -36,6 +36,9 @@ def make(build, jobs, arguments):
         tests = json.loads(subprocess.run(listing, capture_output=True, text=True, check=True).stdout)["tests"]
         # A test that is one of our programs has the name of its target (add_layer); others build what they need.
         chosen = [test["name"] for test in tests if test["name"].endswith("_tests")]
+        if not chosen:
+            print(f"run_tests: no test program matches {arguments[-1]!r}")
+            return 1
     return subprocess.run(["ninja", "-C", str(build), f"-j{jobs}", *chosen], check=False).returncode
 
 
