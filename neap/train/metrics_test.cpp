@@ -8,33 +8,10 @@
 #include <nlohmann/json.hpp>
 
 #include "neap/base/error.h"
+#include "neap/train/test_support.h"
 
 namespace neap::train {
 namespace {
-
-using namespace literals;
-
-StepMetrics step(int64_t number, double loss, double milliseconds) {
-  StepMetrics metrics;
-  metrics.step = number;
-  metrics.loss = loss;
-  metrics.grad_norm = 2 * loss;
-  metrics.tokens = 100;
-  metrics.step_ms = milliseconds;
-  return metrics;
-}
-
-RunSummary two_steps() {
-  RunSummary summary;
-  summary.name = "run";
-  summary.steps = {step(1, 3.5, 100), step(2, 2.5, 40)};
-  summary.steps[0].offloaded_bytes = 10_MiB;
-  summary.steps[1].offloaded_bytes = 10_MiB;
-  summary.steps[1].late_reloads = 3;
-  summary.steps[1].planned_drop = 100_MiB;
-  summary.steps[1].measured_drop = 99_MiB;
-  return summary;
-}
 
 TEST(Metrics, ALineHoldsEveryBitOfTheLoss) {
   const double loss = static_cast<double>(2.3456789F);

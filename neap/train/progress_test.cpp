@@ -7,34 +7,13 @@
 #include <limits>
 #include <sstream>
 
+#include "neap/train/test_support.h"
+
 namespace neap::train {
 namespace {
 
-using namespace literals;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-StepMetrics step(int64_t number, double loss, double milliseconds) {
-  StepMetrics metrics;
-  metrics.step = number;
-  metrics.loss = loss;
-  metrics.grad_norm = 2 * loss;
-  metrics.tokens = 100;
-  metrics.step_ms = milliseconds;
-  return metrics;
-}
-
-RunSummary two_steps() {
-  RunSummary summary;
-  summary.name = "run";
-  summary.steps = {step(1, 3.5, 100), step(2, 2.5, 40)};
-  summary.steps[0].offloaded_bytes = 10_MiB;
-  summary.steps[1].offloaded_bytes = 10_MiB;
-  summary.steps[1].late_reloads = 3;
-  summary.steps[1].planned_drop = 100_MiB;
-  summary.steps[1].measured_drop = 99_MiB;
-  return summary;
-}
 
 TEST(Progress, NumbersAreWrittenAsPeopleReadThem) {
   EXPECT_EQ(fixed(3.14159, 2), "3.14");
