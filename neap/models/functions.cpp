@@ -55,9 +55,12 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
   }
 };
 
-// Neither another tensor nor a view: the gradient may be overwritten.
+// Nobody else sees the gradient's memory: it may be overwritten. A view keeps its base, which is then an owner that
+// nobody else sees either (what the linear layers of torch hand back for three dimensions is such a view).
 bool is_ours_alone(const at::Tensor& grad) {
-  return grad.use_count() == 1 && grad.storage().use_count() == 1 && grad.is_non_overlapping_and_dense();
+  if (grad.use_count() != 1 || !grad.is_non_overlapping_and_dense()) return false;
+  const bool view = grad.is_view();
+  return (!view || grad._base().use_count() == 1) && grad.storage().use_count() == (view ? 2 : 1);
 }
 
 struct SwigluFunction : torch::autograd::Function<SwigluFunction> {

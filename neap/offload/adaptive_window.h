@@ -27,6 +27,9 @@ struct WaitSummary {
   int64_t span_ns = 0;                                           // from the first to the last of them
   Bytes moved;                                                   // what the waits were for
 
+  // More than can be put down to chance.
+  bool stalled() const { return static_cast<double>(stalled_ns) > 1e-3 * static_cast<double>(span_ns); }
+
   void add(int64_t wait_ns, Bytes bytes) {
     ++waits;
     moved += bytes;
@@ -56,7 +59,7 @@ class AdaptiveWindow {
   void learn(const WaitSummary& pass, std::optional<double> ns_per_byte) {
     if (pass.waits == 0 || !ns_per_byte || *ns_per_byte <= 0) return;
     too_narrow_ = Bytes(too_narrow_.count - too_narrow_.count / kMemory);
-    if (static_cast<double>(pass.stalled_ns) > kTolerance * static_cast<double>(pass.span_ns)) {
+    if (pass.stalled()) {
       const double busy_ns = static_cast<double>(pass.moved.count) * *ns_per_byte;
       if (busy_ns > kSaturated * static_cast<double>(pass.span_ns)) return;
       too_narrow_ = std::max(too_narrow_, size_);
@@ -69,7 +72,6 @@ class AdaptiveWindow {
   }
 
  private:
-  static constexpr double kTolerance = 1e-3;  // of the span, may be waited
   static constexpr double kSaturated = 0.95;  // of the span, the link is moving bytes
   static constexpr int64_t kWorthwhile = 8;   // narrow by more than this part, or not at all
   static constexpr int64_t kMemory = 256;     // passes after which an experience has faded

@@ -110,7 +110,8 @@ std::shared_ptr<Tape> EngineState::begin_pass() {
   if (link_ == nullptr) return nullptr;
   learn();
   departure_ = Departure(tail(), learned_);
-  return std::make_shared<Tape>(shared_from_this(), link_, expected_tensors_);
+  by_timetable_ = timetable_ != nullptr;
+  return std::make_shared<Tape>(shared_from_this(), link_, ++passes_, expected_tensors_, timetable_);
 }
 
 // The model may have been moved, and its parameters may lie in other storages than at the last pass (`module.to()`,
@@ -141,24 +142,64 @@ void EngineState::refresh_device() {
 
 // What the passes before have shown by now.
 void EngineState::learn() {
-  const auto from = [](StallMeter& stalls, LinkRate& rate, AdaptiveWindow& window) {
-    stalls.end_pass();
-    while (const auto pass = stalls.next_pass()) window.learn(*pass, rate.ns_per_byte());
+  const auto from = [this](StallMeter& stalls, LinkRate& rate, AdaptiveWindow& window, Slack& slack, PassTimes& times) {
+    stalls.end_pass(by_timetable_);
+    bool news = false;
+    while (auto pass = stalls.next_pass()) {
+      if (pass->by_timetable) {
+        slack.learn(pass->waits);
+      } else {
+        window.learn(pass->waits, rate.ns_per_byte());
+      }
+      times = *std::move(pass);
+      news = true;
+    }
+    return news;
   };
-  from(link_->out_stalls(), link_->out_rate(), release_window_);
-  from(link_->in_stalls(), link_->in_rate(), reload_window_);
+  const bool out_news = from(link_->out_stalls(), link_->out_rate(), release_window_, out_slack_, out_times_);
+  const bool in_news = from(link_->in_stalls(), link_->in_rate(), reload_window_, in_slack_, in_times_);
+  if (out_news || in_news) make_timetable();
+}
+
+void EngineState::make_timetable() {
+  const auto out = link_->out_rate().ns_per_byte();
+  const auto in = link_->in_rate().ns_per_byte();
+  if (!out || !in || out_times_.pass != in_times_.pass || !out_times_.complete || !in_times_.complete) return;
+  const auto tensors = static_cast<int64_t>(expected_tensors_);
+  std::vector<SaveTime> saves;
+  for (const Point& point : out_times_.points) {
+    if (point.place != static_cast<int64_t>(saves.size())) return;
+    saves.push_back({point.at_ns, point.bytes});
+  }
+  std::vector<UseTime> uses;
+  for (const Point& point : in_times_.points) {
+    if (point.place >= tensors) return;
+    uses.push_back({point.at_ns, point.bytes, point.place});
+  }
+  auto table = Timetable::make(saves, uses, tensors, {*out, out_slack_.ns()}, {*in, in_slack_.ns()});
+  timetable_ = table ? std::make_shared<const Timetable>(*std::move(table)) : nullptr;
+}
+
+// The pass is another than the one it was made for.
+void EngineState::drop_timetable(Tape& tape) {
+  tape.drop_timetable();
+  by_timetable_ = false;
 }
 
 Departure::Tail EngineState::tail() const {
   const bool learned = automatic() && !options.keep_last && link_->overlaps();
   if (!learned) return {.keep_runs = options.keep_last.value_or(1), .keep_bytes = options.device_budget};
+  if (timetable_ != nullptr) return {.keep_runs = 0, .keep_bytes = std::max(options.device_budget, timetable_->tail())};
   // Long enough for reloads to get ahead of backward, and for everything before it to have left when backward begins.
   return {.keep_runs = 0, .keep_bytes = std::max({options.device_budget, reload_window_.size(), release_window()})};
 }
 
-void EngineState::saved(SavedStorage& storage, const Tape& tape, Moment& now) {
+void EngineState::saved(SavedStorage& storage, Tape& tape, Moment& now) {
   units_[static_cast<size_t>(storage.unit())].hit = true;
   if (tape.bytes().count == 0) ++report.passes;
+  if (timed(tape.link()))
+    tape.link().out_stalls().add_point(now.event(), storage.size(), tape.number(), storage.number);
+  if (tape.timetable() != nullptr && !tape.timetable()->expects(storage.number, storage.size())) drop_timetable(tape);
   report.saved_bytes += storage.size();
   saved_ += storage.size();
   if (departure_.leaves_at_once(tape.runs() - 1, tape.bytes(), storage.size())) {
@@ -210,18 +251,23 @@ void EngineState::launch(SavedStorage& storage, Moment& now) {
   if (storage.state() == StorageState::kCopyingOut) in_flight_.push(storage);
 }
 
-// Copies are let go in the order they were begun: each when so much has been saved since, whatever becomes of that,
-// that it should be over; then the compute stream waits for it. Before that it is worth asking now and then whether it
-// has arrived: asking is not free either.
+// Copies are let go in the order they were begun, each where it should be over; then the compute stream waits for it.
+// Where no timetable foretells that, it is when so much has been saved since, whatever becomes of that. Before, it is
+// worth asking now and then whether it has arrived: asking is not free either.
 void EngineState::relieve(Moment& now) {
-  const Bytes window = release_window();
   while (SavedStorage* oldest = in_flight_.front()) {
-    const Bytes since = saved_ - oldest->saved_before;
-    const bool beyond = since > window || in_flight_.bytes() > options.max_in_flight;
-    if (!beyond && (2 * since.count < window.count || !oldest->copied().query())) break;
-    if (beyond) oldest->tape()->link().out_stalls().add(now.event(), oldest->copied(), oldest->size());
+    const Tape& tape = *oldest->tape();
+    const Timetable* timetable = tape.timetable();
+    const int64_t out_by = timetable != nullptr ? timetable->out_by(oldest->number) : Timetable::kNever;
+    const bool foretold = out_by != Timetable::kNever;
+    const int64_t window = (timetable != nullptr ? timetable->in_flight() : release_window()).count;
+    const int64_t since = (saved_ - oldest->saved_before).count;
+    const bool over =
+        in_flight_.bytes() > options.max_in_flight || (foretold ? out_by < tape.storages_saved() : since > window);
+    if (!over && (foretold || 2 * since < window || !oldest->copied().query())) break;
+    if (over) tape.link().out_stalls().add_wait(now.event(), oldest->copied(), oldest->size());
     in_flight_.remove(*oldest);
-    oldest->release(beyond ? SavedStorage::Copy::kUnderWay : SavedStorage::Copy::kDone);
+    oldest->release(over ? SavedStorage::Copy::kUnderWay : SavedStorage::Copy::kDone);
   }
 }
 
@@ -241,7 +287,12 @@ void EngineState::end_backward(int32_t unit) {
 }
 
 // Backward has come to the pass: this is how long it was, and now it shows what offload has done for it.
-void EngineState::turned(const Tape& tape) {
+void EngineState::turned(Tape& tape) {
+  const Timetable* timetable = tape.timetable();
+  if (timetable != nullptr && (timetable->tensors() != static_cast<int64_t>(tape.tensors()) ||
+                               timetable->storages() != tape.storages_saved())) {
+    drop_timetable(tape);
+  }
   learned_ = PassShape{tape.runs(), tape.bytes()};
   expected_tensors_ = tape.tensors();
   Bytes left, freed;
@@ -327,8 +378,8 @@ StepReport EngineState::take_report() {
     report.host_locked = host.locked;
     report.host_locked_peak = host.locked_peak;
   }
-  report.prefetch_window = reach(0).bytes;
-  report.in_flight_window = release_window();
+  report.prefetch_window = timetable_ != nullptr ? timetable_->ahead() : reach(0).bytes;
+  report.in_flight_window = timetable_ != nullptr ? timetable_->in_flight() : release_window();
   return std::exchange(report, {});
 }
 

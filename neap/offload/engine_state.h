@@ -20,6 +20,7 @@
 #include "neap/offload/engine.h"
 #include "neap/offload/peak_watch.h"
 #include "neap/offload/tape.h"
+#include "neap/offload/timetable.h"
 
 namespace neap::offload {
 
@@ -54,17 +55,19 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
   int64_t run() const { return run_; }  // locked: number of the latest run of any unit
 
   // Decides where a new storage goes, and acts. Locked.
-  void saved(SavedStorage& storage, const Tape& tape, Moment& now);
+  void saved(SavedStorage& storage, Tape& tape, Moment& now);
   void saved_again(SavedStorage& storage, const Tape& tape, int32_t unit);  // locked
 
   // ---- backward
   void begin_backward(int32_t unit);
   void end_backward(int32_t unit);
   // The rest is locked.
-  void turned(const Tape& tape);
+  void turned(Tape& tape);
   void reloaded(const SavedStorage& storage, bool late);
   Prefetcher::Reach reach(int64_t run) const;
   void widen_prefetch() { reload_window_.widen(); }
+  // Times are taken, for the next pass's timetable.
+  bool timed(const Link& link) const { return automatic() && link.overlaps(); }
 
   void leave_queues(SavedStorage& storage);
 
@@ -80,6 +83,8 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
   std::shared_ptr<Tape> begin_pass();
   void refresh_device();
   void learn();
+  void make_timetable();
+  void drop_timetable(Tape& tape);
   void launch(SavedStorage& storage, Moment& now);
   void settle(Moment& now);
   void relieve(Moment& now);
@@ -106,6 +111,12 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
   Bytes saved_;  // of all storages so far
   StorageQueue<SavedStorage, &SavedStorage::waiting> waiting_;
   StorageQueue<SavedStorage, &SavedStorage::in_flight> in_flight_;
+  int64_t passes_ = 0;
+  // While there is a timetable it says when copies begin and end, and the windows, which serve without one, rest.
+  std::shared_ptr<const Timetable> timetable_;
+  bool by_timetable_ = false;       // the latest pass
+  PassTimes out_times_, in_times_;  // of the latest pass that is known
+  Slack out_slack_, in_slack_;
   AdaptiveWindow release_window_, reload_window_;
   PeakWatch peak_;
   bool warned_of_host_limit_ = false;

@@ -74,10 +74,10 @@ void Link::copy_in_order(const at::Tensor& to, const at::Tensor& from, const dev
     stalls.add_exposed_ns(device_.now_ns() - begin);
     return;
   }
-  device::Event begin = compute.record_timed();
+  const device::Event begin = compute.record_timed();
   device::copy_bytes_async(to, from, compute);
   try {
-    stalls.add(std::move(begin), compute.record_timed(), Bytes(from.numel()));
+    stalls.add_wait(begin, compute.record_timed(), Bytes(from.numel()));
   } catch (...) {
     compute.synchronize();
     throw;

@@ -95,8 +95,10 @@ class SavedStorage {
   QueueLink<SavedStorage> in_flight;  // on its way out, device memory still held
   TableLink<SavedStorage> known;      // among the tape's storages
   int64_t run = 0;                    // latest run that saved it
+  int64_t number = 0;                 // it was the tape's so-manieth, from 0
   Bytes saved_before{};               // by this engine, when its copy out began
   int64_t ahead_in_sweep = 0;         // counted as lying ahead in this sweep of the prefetcher; 0 when not
+  int64_t timed_in_sweep = 0;         // its first use in this sweep has been noted
 
  private:
   void hold_again(c10::Storage device, bool is_reload);

@@ -6,39 +6,64 @@
 
 namespace neap::offload {
 
-void StallMeter::add(const device::Event& before, const device::Event& until, Bytes bytes, Begun begun) {
-  if (current_.size() < kMostPairs) current_.push_back({before, until, bytes, begun});
+void StallMeter::add_wait(const device::Event& before, const device::Event& until, Bytes bytes, Begun begun) {
+  add({.at = before, .until = until, .bytes = bytes, .begun = begun});
 }
 
-void StallMeter::end_pass() {
-  if (current_.empty()) return;
+void StallMeter::add_point(const device::Event& at, Bytes bytes, int64_t pass, int64_t place) {
+  if (current_.number.value_or(pass) != pass) current_.complete = false;
+  current_.number = pass;
+  add({.at = at, .bytes = bytes, .place = place});
+}
+
+void StallMeter::add(Entry entry) {
+  if (current_.entries.size() < kMostEntries) {
+    current_.entries.push_back(std::move(entry));
+  } else {
+    current_.complete = false;
+  }
+}
+
+void StallMeter::end_pass(bool by_timetable) {
+  if (current_.entries.empty()) return;
+  current_.by_timetable = by_timetable;
   if (ended_.size() >= kMostPasses) ended_.pop_front();
   ended_.push_back(std::exchange(current_, {}));
 }
 
-std::optional<WaitSummary> StallMeter::next_pass() {
+std::optional<PassTimes> StallMeter::next_pass() {
   if (ended_.empty()) return std::nullopt;
-  const Pair& last = ended_.front().back();
-  if (!last.until.query() || !last.before.query()) return std::nullopt;
+  const auto& entries = ended_.front().entries;
+  const auto last_wait =
+      std::find_if(entries.rbegin(), entries.rend(), [](const Entry& e) { return !e.until.is_null(); });
+  if (!entries.back().at.query() || (last_wait != entries.rend() && !last_wait->until.query())) return std::nullopt;
   const Pass pass = std::move(ended_.front());
   ended_.pop_front();
   return read(pass);
 }
 
-WaitSummary StallMeter::read(const Pass& pass) {
-  WaitSummary summary;
+PassTimes StallMeter::read(const Pass& pass) {
+  PassTimes times{.pass = pass.number.value_or(0), .complete = pass.complete, .by_timetable = pass.by_timetable};
+  const device::Event& first = pass.entries.front().at;
+  int64_t stalled_ns = 0;
   try {
-    for (const Pair& pair : pass) {
-      const int64_t waited_ns = device::Event::elapsed_ns_of_passed(pair.before, pair.until);
-      exposed_ns_ += std::max<int64_t>(0, waited_ns);
-      if (pair.begun == Begun::kAhead) summary.add(waited_ns, pair.bytes);
+    for (const Entry& entry : pass.entries) {
+      if (entry.until.is_null()) {
+        const int64_t at_ns = device::Event::elapsed_ns_of_passed(first, entry.at);
+        times.points.push_back({entry.place, entry.bytes, at_ns - stalled_ns});
+        continue;
+      }
+      const int64_t waited_ns = device::Event::elapsed_ns_of_passed(entry.at, entry.until);
+      stalled_ns += std::max<int64_t>(0, waited_ns);
+      if (entry.begun == Begun::kAhead) times.waits.add(waited_ns, entry.bytes);
     }
-    summary.span_ns = device::Event::elapsed_ns_of_passed(pass.front().before, pass.back().before);
+    times.waits.span_ns = device::Event::elapsed_ns_of_passed(first, pass.entries.back().at);
   } catch (const std::exception&) {
     // Several compute streams, one of them behind: nothing is learned from this pass.
-    return {};
+    return {.complete = false, .by_timetable = pass.by_timetable};
   }
-  return summary;
+  exposed_ns_ += stalled_ns;
+  return times;
 }
 
 int64_t StallMeter::take_exposed_ns() { return std::exchange(exposed_ns_, 0); }

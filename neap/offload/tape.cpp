@@ -20,8 +20,9 @@ size_t hash_of(const StorageKey& key) {
 
 }  // namespace
 
-Tape::Tape(std::shared_ptr<EngineState> engine, std::shared_ptr<Link> link, size_t expected)
-    : engine_(std::move(engine)), link_(std::move(link)) {
+Tape::Tape(std::shared_ptr<EngineState> engine, std::shared_ptr<Link> link, int64_t number, size_t expected,
+           std::shared_ptr<const Timetable> timetable)
+    : engine_(std::move(engine)), link_(std::move(link)), number_(number), timetable_(std::move(timetable)) {
   slots_.reserve(expected);
   storages_.reserve(expected);
 }
@@ -65,12 +66,14 @@ Place Tape::pack(const at::Tensor& tensor, int32_t unit) {
   created =
       std::make_unique<SavedStorage>(shared_from_this(), std::move(key), storage, now.stream(), unit, engine_->away);
   created->run = engine_->run();
+  created->number = storages_saved_++;
   storages_.insert(*created, hash);
   try {
     engine_->saved(*created, *this, now);
   } catch (...) {
     storages_.erase(*created);
     engine_->leave_queues(*created);
+    --storages_saved_;
     throw;
   }
   bytes_ += created->size();
@@ -101,6 +104,7 @@ Unpacked Tape::unpack(Place& place) {
     }
     start_loads(now);
   }
+  note_use(storage, place.position, now);
   Unpacked result{storage.use(*link_, now), storage.origin()};
   storage.mark_used(place.used_generation);
   // Everyone who will need it in this backward has it: the tensors handed out keep it as long as they need it.
@@ -126,8 +130,22 @@ void Tape::bring(SavedStorage& storage) {
   if (std::exchange(late_in_sweep_, prefetcher_.sweep()) != prefetcher_.sweep()) engine_->widen_prefetch();
 }
 
+// Where the storage is needed first is what the next timetable is about.
+void Tape::note_use(SavedStorage& storage, int64_t position, Moment& now) {
+  if (!engine_->timed(*link_) || std::exchange(storage.timed_in_sweep, prefetcher_.sweep()) == prefetcher_.sweep())
+    return;
+  link_->in_stalls().add_point(now.event(), storage.size(), number_, position);
+}
+
 void Tape::prefetch(int64_t position) {
-  prefetcher_.arrive(position);
+  if (prefetcher_.arrive(position)) uses_begun_ = 0;
+  if (timetable_ != nullptr) {
+    const int64_t begun_by_now = timetable_->in_by(position);
+    while (uses_begun_ < begun_by_now && fetch(timetable_->position(uses_begun_)) != Prefetcher::Visit::kStop) {
+      ++uses_begun_;
+    }
+    return;
+  }
   const Prefetcher::Reach reach = engine_->reach(slots_[static_cast<size_t>(position)].run);
   prefetcher_.walk(
       reach, [this](int64_t p) { return slots_[static_cast<size_t>(p)].run; }, [this](int64_t p) { return fetch(p); });

@@ -16,6 +16,7 @@
 #include "neap/offload/prefetcher.h"
 #include "neap/offload/saved_storage.h"
 #include "neap/offload/storage_table.h"
+#include "neap/offload/timetable.h"
 
 namespace neap::offload {
 
@@ -37,8 +38,9 @@ struct Unpacked {
 // Methods marked "locked" require the engine's lock; the others take it.
 class Tape : public std::enable_shared_from_this<Tape> {
  public:
-  // Room is made for so many saved tensors.
-  Tape(std::shared_ptr<EngineState> engine, std::shared_ptr<Link> link, size_t expected);
+  // Room is made for so many saved tensors. `number` tells passes apart; the timetable may be null.
+  Tape(std::shared_ptr<EngineState> engine, std::shared_ptr<Link> link, int64_t number, size_t expected,
+       std::shared_ptr<const Timetable> timetable);
 
   // ---- forward
   // A call of a unit's forward begins. Locked.
@@ -57,11 +59,16 @@ class Tape : public std::enable_shared_from_this<Tape> {
   static void forget(Place& place) noexcept;
 
   // ---- for the engine, locked
-  Link& link() { return *link_; }
+  Link& link() const { return *link_; }
   const std::shared_ptr<Link>& shared_link() const { return link_; }
   int64_t runs() const { return runs_; }
   Bytes bytes() const { return bytes_; }
   size_t tensors() const { return slots_.size(); }
+  int64_t number() const { return number_; }
+  // Null as soon as the pass is seen to be another than the one it was made for.
+  const Timetable* timetable() const { return timetable_.get(); }
+  void drop_timetable() { timetable_.reset(); }
+  int64_t storages_saved() const { return storages_saved_; }  // with the one that is being saved
   template <class Visit>
   void for_each_storage(Visit visit) const {
     storages_.for_each(visit);
@@ -83,12 +90,14 @@ class Tape : public std::enable_shared_from_this<Tape> {
   };
   void bring(SavedStorage& storage);
   void prefetch(int64_t position);
+  void note_use(SavedStorage& storage, int64_t position, Moment& now);
   Prefetcher::Visit fetch(int64_t position);
   void start_loads(Moment& now);
   void count_used(SavedStorage& storage);
 
   const std::shared_ptr<EngineState> engine_;
   const std::shared_ptr<Link> link_;
+  const int64_t number_;
   const std::thread::id thread_ = std::this_thread::get_id();
   // Guarded by the engine's lock:
   StorageTable<SavedStorage, &SavedStorage::known> storages_;
@@ -96,6 +105,9 @@ class Tape : public std::enable_shared_from_this<Tape> {
   std::vector<bool> units_run_;
   int64_t runs_ = 0;
   Bytes bytes_;
+  int64_t storages_saved_ = 0;
+  std::shared_ptr<const Timetable> timetable_;
+  int64_t uses_begun_ = 0;  // of the timetable, in this sweep
   bool turned_ = false;
   int64_t fetched_in_sweep_ = 0;  // the sweep in which something was prefetched
   int64_t late_in_sweep_ = 0;     // the sweep in which a reload was late all the same
