@@ -5,6 +5,7 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <cstring>
 #include <optional>
 
 #include "neap/base/error.h"
@@ -15,6 +16,9 @@ namespace {
 
 // What lies above a plain copy: Python's dispatch modes, and the snapshot they take of the thread's state.
 constexpr c10::DispatchKeySet kPythonKeys({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
+
+// Bytes on a plain CPU for which calling the operator costs more than moving them. Larger ones it moves on all threads.
+constexpr int64_t kSmall = 32768;
 
 void check_operand(const at::Tensor& tensor, const char* name, const Device& device) {
   NEAP_ASSERT(tensor.scalar_type() == at::kByte && tensor.dim() == 1 && tensor.is_contiguous(), "copy: ", name,
@@ -51,6 +55,10 @@ void copy_bytes_async(const at::Tensor& dst, const at::Tensor& src, const Stream
               " between two CPU tensors");
   if (device.has_copy_hook_.load(std::memory_order_acquire)) {
     device.copy_hook_({dst.is_cpu() ? Direction::kOut : Direction::kIn, Bytes(src.numel())});
+  }
+  if (!device.asynchronous() && src.numel() <= kSmall) {
+    std::memcpy(dst.mutable_data_ptr(), src.const_data_ptr(), static_cast<size_t>(src.numel()));
+    return;
   }
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   c10::impl::ExcludeDispatchKeyGuard below_python(kPythonKeys);

@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include "neap/autograd/version_stamp.h"
+#include "neap/base/pooled.h"
 #include "neap/offload/tape.h"
 #include "neap/offload/tensor_layout.h"
 
@@ -15,7 +16,7 @@ namespace neap::offload {
 
 class PackScope;
 
-class PackedView final : public torch::autograd::SavedVariableHooks {
+class PackedView final : public torch::autograd::SavedVariableHooks, public Pooled<PackedView> {
  public:
   // REQUIRES: call_pack_hook() comes while the scope lives.
   explicit PackedView(PackScope& scope) : scope_(&scope) {}

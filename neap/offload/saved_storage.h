@@ -19,6 +19,7 @@
 #include <optional>
 
 #include "neap/autograd/storage_identity.h"
+#include "neap/base/pooled.h"
 #include "neap/device/event.h"
 #include "neap/device/stream.h"
 #include "neap/memory/host_pool.h"
@@ -38,7 +39,7 @@ struct StorageKey {
   friend bool operator==(const StorageKey&, const StorageKey&) = default;
 };
 
-class SavedStorage {
+class SavedStorage : public Pooled<SavedStorage> {
  public:
   // `home`: the stream that is current where the tensor is saved.
   // `away`: counts the bytes of storages in kHost.
