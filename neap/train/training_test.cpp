@@ -11,6 +11,7 @@
 #include "neap/models/causal_lm.h"
 #include "neap/offload/engine.h"
 #include "neap/train/trainer.h"
+#include "testing/llama_config.h"
 #include "testing/matchers.h"
 #include "testing/sim_fixture.h"
 
@@ -20,14 +21,7 @@ namespace {
 using namespace literals;
 
 models::LlamaConfig tiny() {
-  models::LlamaConfig config;
-  config.vocab_size = 256;
-  config.hidden_size = 32;
-  config.intermediate_size = 96;
-  config.num_hidden_layers = 4;
-  config.num_attention_heads = 4;
-  config.num_key_value_heads = 2;
-  config.head_dim = 8;
+  models::LlamaConfig config = testing::small_llama(/*vocabulary=*/256);  // bytes
   config.tie_word_embeddings = true;
   return config;
 }
