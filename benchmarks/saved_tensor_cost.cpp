@@ -187,8 +187,8 @@ void measure_one_tensor() {
   print_figure("saved_tensor_kept_by_scope_beyond_stock", ns(2) - ns(0), "ns");
 }
 
-// A whole pass over the chain: bare, below a scope that keeps, with an engine that keeps, with its books alone, with all
-// of it leaving.
+// A whole pass over the chain: bare, below a scope that keeps, with an engine that keeps, with its books alone, with
+// all of it leaving.
 struct PassCosts {
   double scope, hooks, books, engine;  // ns per saved tensor beyond the bare chain
 };

@@ -21,6 +21,7 @@ if(NEAP_SANITIZE)
     alloc_dealloc_mismatch=0         # memory that crosses the uninstrumented boundary may be freed on the other side
     detect_container_overflow=0      # std containers filled by libtorch carry no annotations
     detect_odr_violation=0           # c10 headers define the same inline data in libtorch and in our executables
+    allocator_may_return_null=1      # as any allocator does when asked for too much; tests ask for a petabyte on purpose
     detect_leaks=1)
   list(JOIN _asan ":" _asan)
   set(NEAP_TEST_ENVIRONMENT

@@ -12,6 +12,7 @@
 
 #include "neap/autograd/saved_tensor_scope.h"
 #include "neap/autograd/test_support.h"
+#include "testing/error_of.h"
 
 namespace neap::autograd::testing {
 namespace {
@@ -37,12 +38,7 @@ std::string error_of_backward(bool with_hooks, const std::function<Tensor(const 
     const at::NoGradGuard no_grad;
     change();
   }
-  try {
-    y.sum().backward();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
+  return neap::testing::error_of<c10::Error>([&] { y.sum().backward(); });
 }
 
 // Eager autograd and hooks with stamps say the same about a change: type, shape, both versions.
@@ -116,7 +112,7 @@ TEST(VersionStamp, AWriteThroughDataGoesUnnoticedAsInEager) {
                                   change = [=] { input.variable_data().add_(1); };
                                   return input.sin();
                                 }),
-              "no error");
+              neap::testing::kNoError);
   }
 }
 
@@ -130,7 +126,7 @@ TEST(VersionStamp, AnUnrelatedChangeRaisesNothing) {
                                   change = [=] { output.zero_(); };
                                   return output;
                                 }),
-              "no error");
+              neap::testing::kNoError);
   }
 }
 
@@ -141,12 +137,8 @@ TEST(VersionStamp, NamesDeviceTypeShapeAndVersions) {
   EXPECT_EQ(stamp.expected(), 1U);
   EXPECT_NO_THROW(stamp.check(tensor.options(), tensor.sizes()));
   tensor.add_(1).add_(1);
-  try {
-    stamp.check(tensor.options(), tensor.sizes());
-    FAIL();
-  } catch (const c10::Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("[CPUDoubleType [2, 3]] is at version 3; expected version 1 instead"));
-  }
+  EXPECT_THAT(neap::testing::error_of<c10::Error>([&] { stamp.check(tensor.options(), tensor.sizes()); }),
+              HasSubstr("[CPUDoubleType [2, 3]] is at version 3; expected version 1 instead"));
 }
 
 TEST(VersionStamp, HoldsNeitherTensorNorMemory) {

@@ -11,6 +11,7 @@
 #include "neap/base/log.h"
 #include "neap/base/mutex.h"
 #include "neap/base/scope_exit.h"
+#include "testing/error_of.h"
 
 namespace neap {
 namespace {
@@ -18,23 +19,14 @@ namespace {
 using namespace neap::literals;
 using ::testing::HasSubstr;
 
-std::string message_of(void (*f)()) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
 TEST(Error, CheckThrowsAUserErrorWithTheWholeText) {
-  EXPECT_EQ(message_of([] { NEAP_CHECK(1 > 2, "[place] expected ", 1, "; found ", 2_MiB); }),
+  EXPECT_EQ(testing::error_of([] { NEAP_CHECK(1 > 2, "[place] expected ", 1, "; found ", 2_MiB); }),
             "[place] expected 1; found 2.00 MiB");
   EXPECT_THROW(NEAP_CHECK(false, "x"), UserError);
 }
 
 TEST(Error, AssertThrowsAnInternalErrorThatNamesPlaceAndCondition) {
-  const std::string text = message_of([] { NEAP_ASSERT(1 > 2, "block ", 7); });
+  const std::string text = testing::error_of<InternalError>([] { NEAP_ASSERT(1 > 2, "block ", 7); });
   EXPECT_THAT(text, HasSubstr("base_test.cpp:"));
   EXPECT_THAT(text, HasSubstr("1 > 2; block 7"));
   EXPECT_THROW(NEAP_ASSERT(false), InternalError);
@@ -56,13 +48,9 @@ TEST(Bytes, AreParsedWithAndWithoutUnits) {
 
 TEST(Bytes, BadTextIsAUserErrorThatNamesOptionAndValue) {
   for (const char* bad : {"", "GiB", "-1", "nan", "inf", "12 parsecs", "1e30GiB", "1GiB2"}) {
-    try {
-      parse_bytes(bad, "offload.device_budget");
-      FAIL() << bad;
-    } catch (const UserError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("offload.device_budget"));
-      EXPECT_THAT(error.what(), HasSubstr(std::string("'") + bad + "'"));
-    }
+    const std::string text = testing::error_of([&] { parse_bytes(bad, "offload.device_budget"); });
+    EXPECT_THAT(text, HasSubstr("offload.device_budget"));
+    EXPECT_THAT(text, HasSubstr(std::string("'") + bad + "'"));
   }
 }
 

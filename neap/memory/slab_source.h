@@ -2,7 +2,7 @@
 //
 // Sizes are exact wherever the backend lets us lock memory of our own; elsewhere torch's pinned-memory allocator is
 // asked, and when that rounds up to powers of two the pool is told so and uses the rest (docs/decisions/
-// 0006-pinned-slabs.md). Thread-safe.
+// 0004-pinned-slabs.md). Thread-safe.
 #pragma once
 
 #include <ATen/core/CachingHostAllocator.h>

@@ -18,6 +18,8 @@
 #include "neap/base/error.h"
 #include "neap/models/hugging_face.h"
 #include "neap/models/safetensors.h"
+#include "testing/error_of.h"
+#include "testing/llama_config.h"
 
 namespace neap::models {
 namespace {
@@ -26,14 +28,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 LlamaConfig tiny(bool tied = false) {
-  LlamaConfig config;
-  config.vocab_size = 61;
-  config.hidden_size = 32;
-  config.intermediate_size = 48;
-  config.num_hidden_layers = 3;
-  config.num_attention_heads = 4;
-  config.num_key_value_heads = 2;
-  config.head_dim = 8;
+  LlamaConfig config = testing::small_llama(/*vocabulary=*/61);
   config.tie_word_embeddings = tied;
   return config;
 }
@@ -175,13 +170,11 @@ class HuggingFace : public ::testing::Test {
   std::string error_of_loading(const LlamaConfig& config) {
     const auto model = make_llama(config);
     const at::Tensor before = model->parameters().front().clone();
-    try {
-      load_hf(*model, dir_);
-    } catch (const UserError& error) {
+    const std::string text = testing::error_of([&] { load_hf(*model, dir_); });
+    if (text != testing::kNoError) {
       EXPECT_TRUE(at::equal(before, model->parameters().front())) << "a failed load must change nothing";
-      return error.what();
     }
-    return "no error";
+    return text;
   }
 
   std::vector<std::filesystem::path> shards() const {
@@ -256,7 +249,7 @@ TEST_F(HuggingFace, ATiedModelReadsAnEqualHeadAndRefusesADifferentOne) {
     auto parameters = model->named_parameters();
     parameters["lm_head.weight"].copy_(parameters["model.embed_tokens.weight"]);
     save_hf(*model, dir_);
-    EXPECT_EQ(error_of_loading(tiny(true)), "no error");
+    EXPECT_EQ(error_of_loading(tiny(true)), testing::kNoError);
     parameters["lm_head.weight"].add_(1);
     save_hf(*model, dir_);
   }

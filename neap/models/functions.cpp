@@ -3,7 +3,6 @@
 #include <ATen/ops/addcmul.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/index_put.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mul.h>
@@ -55,8 +54,9 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
   }
 };
 
-// Nobody else sees the gradient's memory: it may be overwritten. A view keeps its base, which is then an owner that
-// nobody else sees either (what the linear layers of torch hand back for three dimensions is such a view).
+// The gradient may be overwritten: no other tensor is it, or a view of it (a hook may keep one), and its elements do
+// not lie on each other as those of an expanded one do. A view keeps its base, an owner that nobody else may see
+// either; what the linear layers of torch hand back for three dimensions is such a view.
 bool is_ours_alone(const at::Tensor& grad) {
   if (grad.use_count() != 1 || !grad.is_non_overlapping_and_dense()) return false;
   const bool view = grad.is_view();
@@ -127,11 +127,11 @@ struct TiedEmbeddingFunction : torch::autograd::Function<TiedEmbeddingFunction> 
     const at::Tensor ids = context->get_saved_variables()[0];
     if (!grad.defined()) {
       grad = at::zeros(context->saved_data["sizes"].toIntVector(), rows.options());
-    } else if (grad.use_count() > 1) {
-      grad = grad.clone();  // somebody else, a tensor hook perhaps, still looks at it
+    } else if (!is_ours_alone(grad)) {
+      grad = grad.clone(at::MemoryFormat::Contiguous);
     }
-    // Rows of equal ids must be added in one order. index_add_ does so on the CPU (and on sim, which computes there),
-    // accumulating index_put_ on CUDA; the other way round each adds them in the order its threads happen to arrive.
+    // Rows of equal ids must be added in one order. index_add_ does so on host threads, an accumulating index_put_ on
+    // CUDA; the other way round each adds them in the order its threads happen to arrive.
     const at::Tensor flat_ids = ids.reshape({-1});
     const at::Tensor flat_rows = rows.reshape({-1, rows.size(-1)});
     if (grad.is_cuda()) {

@@ -177,6 +177,27 @@ TEST(TiedEmbedding, LeavesAGradientThatOthersHoldAlone) {
   EXPECT_TRUE(at::equal(seen, at::ones({11, 5}, kDouble)));
 }
 
+TEST(TiedEmbedding, LeavesAGradientThatIsAViewOfAnothersMemoryAlone) {
+  const at::Tensor ids = at::randint(0, 11, {6}, at::kLong);
+  const at::Tensor weight = at::randn({11, 5}, kDouble).requires_grad_();
+  const auto [rows, head] = tied_embedding(weight, ids);
+  const at::Tensor theirs = at::ones({22, 5}, kDouble);
+  head.register_hook([&](const at::Tensor&) { return theirs.narrow(0, 11, 11); });
+  (rows.sum() + head.sum()).backward();
+  EXPECT_TRUE(at::equal(theirs, at::ones({22, 5}, kDouble)));
+  EXPECT_EQ(weight.grad().sum().item<double>(), 55 + 30);
+}
+
+TEST(TiedEmbedding, TakesAnExpandedGradient) {
+  const at::Tensor ids = at::randint(0, 11, {6}, at::kLong);
+  expect_same(
+      [&](const Tensors& in) {
+        const auto [rows, head] = tied_embedding(in[0], ids);
+        return rows.sum() + head.sum();  // the gradient of a sum is one number in every place
+      },
+      [&](const Tensors& in) { return at::embedding(in[0], ids).sum() + in[0].sum(); }, {at::randn({11, 5}, kDouble)});
+}
+
 // The loss
 // -------------------------------------------------------------------------------------------------------------
 

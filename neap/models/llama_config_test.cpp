@@ -7,6 +7,7 @@
 #include <string>
 
 #include "neap/base/error.h"
+#include "testing/error_of.h"
 
 namespace neap::models {
 namespace {
@@ -22,12 +23,7 @@ std::string json_of(const std::string& type, const std::string& architecture, co
 }
 
 std::string error_of(const std::string& json) {
-  try {
-    LlamaConfig::from_json(json, "there/config.json");
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "no error";
+  return testing::error_of([&] { LlamaConfig::from_json(json, "there/config.json"); });
 }
 
 TEST(LlamaConfig, ReadsALlamaOfTransformers4) {
@@ -96,14 +92,9 @@ TEST(LlamaConfig, ListsImpossibleSizes) {
   config.num_key_value_heads = 4;
   config.head_dim = 7;
   config.vocab_size = 0;
-  try {
-    config.validate();
-    FAIL();
-  } catch (const UserError& error) {
-    EXPECT_THAT(error.what(),
-                AllOf(HasSubstr("multiple of num_key_value_heads (4)"), HasSubstr("head_dim must be even"),
-                      HasSubstr("vocab_size must be positive; found 0")));
-  }
+  EXPECT_THAT(testing::error_of([&] { config.validate(); }),
+              AllOf(HasSubstr("multiple of num_key_value_heads (4)"), HasSubstr("head_dim must be even"),
+                    HasSubstr("vocab_size must be positive; found 0")));
 }
 
 TEST(LlamaConfig, IsReadBackFromWhatItWrites) {
@@ -122,16 +113,8 @@ TEST(LlamaConfig, IsReadBackFromWhatItWrites) {
 }
 
 TEST(LlamaConfig, AMissingFileIsNamed) {
-  EXPECT_THROW(
-      {
-        try {
-          LlamaConfig::from_file("/nowhere/config.json");
-        } catch (const UserError& error) {
-          EXPECT_THAT(error.what(), HasSubstr("/nowhere/config.json"));
-          throw;
-        }
-      },
-      UserError);
+  EXPECT_THAT(testing::error_of([] { LlamaConfig::from_file("/nowhere/config.json"); }),
+              HasSubstr("/nowhere/config.json"));
 }
 
 }  // namespace

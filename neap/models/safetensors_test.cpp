@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "neap/base/error.h"
+#include "testing/error_of.h"
 
 namespace neap::models {
 namespace {
@@ -33,13 +34,9 @@ class Safetensors : public ::testing::Test {
     file << rest;
   }
   std::string error_of_opening() {
-    try {
-      SafetensorsFile file(path());
-    } catch (const UserError& error) {
-      EXPECT_THAT(error.what(), HasSubstr(path().string()));
-      return error.what();
-    }
-    return "no error";
+    const std::string text = testing::error_of([&] { SafetensorsFile file(path()); });
+    EXPECT_THAT(text, HasSubstr(path().string()));
+    return text;
   }
 
   std::filesystem::path dir_;

@@ -5,23 +5,15 @@
 #include <gtest/gtest.h>
 
 #include "neap/base/error.h"
+#include "testing/error_of.h"
 
 namespace neap::offload {
 namespace {
 
 using namespace neap::literals;
 using ::testing::AllOf;
+using testing::error_of;
 using ::testing::HasSubstr;
-
-template <class Function>
-std::string error_of(Function function) {
-  try {
-    function();
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(Options, DefaultsAreValid) {
   EXPECT_NO_THROW(validate(Options{}));

@@ -1,5 +1,7 @@
 // Rules 1 to 3: what counts as one storage, how much of it travels, and what never does.
 #include "neap/autograd/hook_point.h"
+#include "neap/autograd/saved_tensor_scope.h"
+#include "neap/autograd/test_support.h"
 #include "neap/offload/test_support.h"
 
 namespace neap::offload {
@@ -172,6 +174,22 @@ TEST_F(Identity, Rule3_StridesConjugateAndNegativeBitsComeBack) {
     return w.grad();
   };
   EXPECT_TRUE(bit_equal(run(true), run(false)));
+}
+
+// Such as a region that will be computed again: what it saves meanwhile is its own affair.
+TEST_F(Identity, Rule3_InsideTheScopeOfAnotherFeatureNothingLeaves) {
+  const at::Tensor w = weight({16, 16}), x = draw({16, 16});
+  OneUnit unit([&](const at::Tensor& in) { return at::tanh(in * w); });
+  autograd::testing::RecordingPolicy other;
+  at::Tensor loss;
+  {
+    const autograd::SavedTensorScope scope(&other);
+    loss = unit.model.run(0, x).sum();
+  }
+  EXPECT_GT(other.log().packed, 0);
+  EXPECT_EQ(unit.engine.take_step_report().saved_tensors, 0);
+  loss.backward();
+  EXPECT_EQ(unit.engine.take_step_report().reloaded_storages, 0);
 }
 
 TEST_F(Identity, Rule3_ThePolicyDecidesByTensorUnitAndOperator) {

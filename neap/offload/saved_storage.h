@@ -56,6 +56,7 @@ class SavedStorage : public Pooled<SavedStorage> {
   const std::shared_ptr<Tape>& tape() const { return tape_; }
   int32_t unit() const { return unit_; }
   const device::Event& copied() const { return copied_; }
+  const device::Stream& home() const { return home_; }
 
   // ---- moves. Those that throw leave the state as it was.
   // kDevice → kCopyingOut; at once → kHost where copies do not overlap.

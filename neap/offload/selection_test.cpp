@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "neap/base/error.h"
+#include "testing/error_of.h"
 
 namespace neap::offload {
 namespace {
@@ -34,12 +35,7 @@ std::vector<std::string> selected(const std::vector<std::string>& patterns, cons
 }
 
 std::string error_of(const std::vector<std::string>& patterns, const ModelNames& names = decoder()) {
-  try {
-    select_units(names, patterns);
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "no error";
+  return testing::error_of([&] { select_units(names, patterns); });
 }
 
 const auto kLayers = {"model.layers.0", "model.layers.1", "model.layers.2", "model.layers.3"};

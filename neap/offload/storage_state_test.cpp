@@ -7,6 +7,8 @@
 #include <set>
 #include <utility>
 
+#include "testing/error_of.h"
+
 namespace neap::offload {
 namespace {
 
@@ -34,12 +36,8 @@ TEST(StorageState, EveryPairIsLegalOrAnInternalError) {
 
 TEST(StorageState, AnIllegalStepIsNamed) {
   StorageState state = kKept;
-  try {
-    advance(state, kHost);
-    FAIL();
-  } catch (const InternalError& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("cannot go from kept to host"));
-  }
+  EXPECT_THAT(testing::error_of<InternalError>([&] { advance(state, kHost); }),
+              ::testing::HasSubstr("cannot go from kept to host"));
 }
 
 TEST(StorageState, OnlyTheHostStateHoldsNoDeviceMemory) {

@@ -58,6 +58,11 @@ Place Tape::pack(const at::Tensor& tensor, int32_t unit) {
     known = find(key, hash);
   }
   if (known != nullptr) {
+    // Also this stream reads it, and perhaps still does when the one that saved it first is done with it.
+    const device::Stream stream = link_->device().current_stream();
+    if (link_->overlaps() && !(stream == known->home())) {
+      link_->device().record_on_stream(storage.data_ptr(), stream);
+    }
     engine_->saved_again(*known, *this, unit);
     return append(*known);
   }

@@ -9,22 +9,14 @@
 
 #include "neap/base/error.h"
 #include "neap/sim/settings.h"
+#include "testing/error_of.h"
 
 namespace neap::sim {
 namespace {
 
 using ::testing::AllOf;
+using testing::error_of;
 using ::testing::HasSubstr;
-
-template <class Function>
-std::string error_of(Function function) {
-  try {
-    function();
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(SimLoader, HandsOutTheLibrarysOneControl) {
   Control& control = load_library(NEAP_SIM_TEST_LIBRARY);

@@ -11,11 +11,13 @@
 
 #include "neap/base/error.h"
 #include "neap/train/sequences.h"
+#include "testing/error_of.h"
 
 namespace neap::train {
 namespace {
 
 using ::testing::ElementsAre;
+using testing::error_of;
 using ::testing::HasSubstr;
 
 class DataTest : public ::testing::Test {
@@ -50,15 +52,6 @@ std::vector<int64_t> all(const TokenFile& file) {
   std::vector<int64_t> out(static_cast<size_t>(file.size()));
   file.read(0, out);
   return out;
-}
-
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST_F(DataTest, ReadsBareTokensOfBothWidthsLlmCAndText) {

@@ -63,6 +63,14 @@ StepMetrics RunSummary::totals() const {
   return total;
 }
 
+const StepMetrics* RunSummary::fullest_step() const {
+  const StepMetrics* fullest = nullptr;
+  for (const StepMetrics& step : steps) {
+    if (step.device_peak && (fullest == nullptr || step.device_peak > fullest->device_peak)) fullest = &step;
+  }
+  return fullest;
+}
+
 std::optional<double> RunSummary::ratio() const {
   const StepMetrics total = totals();
   if (total.planned_drop.count == 0) return std::nullopt;

@@ -13,6 +13,17 @@
 
 namespace neap::train {
 
+// What the device held when it was fullest. The model's state is known to the byte; of the rest, activations are what
+// lay there at rest, before or after the piece of the step that made the peak, and workspace is what operators needed
+// meanwhile.
+struct PeakParts {
+  std::string piece;  // of the step: "forward", "backward", "gradient norm", "update"
+  std::string place;  // among the units, as the offload engine saw it; empty without one
+  Bytes parameters{}, gradients{}, optimizer{}, activations{}, workspace{};
+
+  Bytes total() const { return parameters + gradients + optimizer + activations + workspace; }
+};
+
 struct StepMetrics {
   int64_t step = 0;  // 1, 2, …
   // Exactly what the model computed: float32 values, compared bit by bit between runs.
@@ -21,8 +32,9 @@ struct StepMetrics {
   double lr = 0;
   int64_t tokens = 0;
   double step_ms = 0;                    // on the host's clock
-  std::optional<double> device_step_ms;  // on the device's own clock, where it has one (sim)
+  std::optional<double> device_step_ms;  // on the device's own clock, where it has one (sim): of all work of the step
   std::optional<Bytes> device_peak;
+  std::optional<PeakParts> peak_parts;
   bool skipped = false;  // not finite, and train.non_finite is skip
 
   // From the offload engine; zeros without one.
@@ -53,6 +65,8 @@ struct RunSummary {
   double step_ms() const;
   std::optional<double> device_step_ms() const;
   StepMetrics totals() const;  // bytes, late reloads, waits; the largest drops
+  // The step with the largest peak; null when none was measured.
+  const StepMetrics* fullest_step() const;
   // Measured over planned drop of the peak; empty when nothing was planned.
   std::optional<double> ratio() const;
 };

@@ -13,6 +13,16 @@ Json or_null(const std::optional<T>& value) {
   return value ? Json(*value) : Json();
 }
 Json or_null(const std::optional<Bytes>& value) { return value ? Json(value->count) : Json(); }
+Json or_null(const std::optional<PeakParts>& value) {
+  if (!value) return {};
+  return Json{{"piece", value->piece},
+              {"place", value->place},
+              {"parameters", value->parameters.count},
+              {"gradients", value->gradients.count},
+              {"optimizer", value->optimizer.count},
+              {"activations", value->activations.count},
+              {"workspace", value->workspace.count}};
+}
 
 }  // namespace
 
@@ -26,6 +36,7 @@ std::string to_json_line(const StepMetrics& m) {
               {"step_ms", m.step_ms},
               {"device_step_ms", or_null(m.device_step_ms)},
               {"device_peak", or_null(m.device_peak)},
+              {"peak_parts", or_null(m.peak_parts)},
               {"host_bytes", m.host_bytes.count},
               {"offloaded_bytes", m.offloaded_bytes.count},
               {"reloaded_bytes", m.reloaded_bytes.count},

@@ -23,6 +23,17 @@ TEST(Metrics, ALineHoldsEveryBitOfTheLoss) {
   EXPECT_TRUE(bad["loss"].is_null());
 }
 
+TEST(Metrics, ALineHoldsThePartsOfThePeak) {
+  StepMetrics metrics = step(1, 2, 50);
+  EXPECT_TRUE(nlohmann::json::parse(to_json_line(metrics))["peak_parts"].is_null());
+  metrics.peak_parts = PeakParts{.piece = "update", .place = "", .parameters = Bytes(3), .gradients = Bytes(4)};
+  const auto parts = nlohmann::json::parse(to_json_line(metrics))["peak_parts"];
+  EXPECT_EQ(parts["piece"], "update");
+  EXPECT_EQ(parts["parameters"], 3);
+  EXPECT_EQ(parts["gradients"], 4);
+  EXPECT_EQ(parts["workspace"], 0);
+}
+
 TEST(Metrics, ASummarySumsBytesAndTakesTheMedianAfterTheFirstStep) {
   const auto json = nlohmann::json::parse(to_json(two_steps()));
   EXPECT_EQ(json["loss"], (std::vector<double>{3.5, 2.5}));

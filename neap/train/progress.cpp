@@ -91,6 +91,17 @@ std::string final_table(const RunSummary& summary) {
   if (summary.peak) {
     row("device peak", to_string(*summary.peak) + (summary.capacity ? " of " + to_string(*summary.capacity) : ""));
   }
+  const StepMetrics* fullest = summary.fullest_step();
+  if (fullest != nullptr && fullest->peak_parts) {
+    const PeakParts& parts = *fullest->peak_parts;
+    row("  reached in",
+        concat("the ", parts.piece, " of step ", fullest->step, parts.place.empty() ? "" : ", " + parts.place));
+    row("  parameters", to_string(parts.parameters));
+    row("  gradients", to_string(parts.gradients));
+    row("  optimizer state", to_string(parts.optimizer));
+    row("  activations", to_string(parts.activations));
+    row("  workspace", to_string(parts.workspace));
+  }
   if (total.planned_drop.count > 0) {
     row("planned drop of peak", to_string(total.planned_drop));
     row("measured drop", concat(total.measured_drop, " (R = ", fixed(*summary.ratio(), 4), ")"));

@@ -58,5 +58,28 @@ TEST(Progress, TheFinalTableComparesPlannedAndMeasured) {
   EXPECT_THAT(final_table(RunSummary{}), Not(HasSubstr("planned")));
 }
 
+TEST(Progress, TheFinalTableSaysWhatTheLargestPeakWasMadeOf) {
+  RunSummary summary = two_steps();
+  EXPECT_THAT(final_table(summary), Not(HasSubstr("gradients")));
+  const PeakParts parts{.piece = "backward",
+                        .place = "in the backward of layers.3",
+                        .parameters = Bytes(10 << 20),
+                        .gradients = Bytes(4 << 20),
+                        .optimizer = Bytes(20 << 20),
+                        .activations = Bytes(3 << 20),
+                        .workspace = Bytes(1 << 20)};
+  summary.steps[0].device_peak = parts.total();
+  summary.steps[0].peak_parts = parts;
+  summary.steps[1].device_peak = Bytes(30 << 20);
+  EXPECT_EQ(summary.fullest_step(), &summary.steps[0]);
+  const std::string table = final_table(summary);
+  EXPECT_THAT(table, HasSubstr("  reached in            the backward of step 1, in the backward of layers.3\n"));
+  EXPECT_THAT(table, HasSubstr("  parameters            10.00 MiB\n"));
+  EXPECT_THAT(table, HasSubstr("  gradients             4.00 MiB\n"));
+  EXPECT_THAT(table, HasSubstr("  optimizer state       20.00 MiB\n"));
+  EXPECT_THAT(table, HasSubstr("  activations           3.00 MiB\n"));
+  EXPECT_THAT(table, HasSubstr("  workspace             1.00 MiB\n"));
+}
+
 }  // namespace
 }  // namespace neap::train

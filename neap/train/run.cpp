@@ -149,6 +149,11 @@ void warn_of_keys_without_effect(const RunConfig& config) {
   if (config.device.type != DeviceKind::kSim && config.device.capacity) {
     log_warning("device.capacity has no effect: device.type is not sim");
   }
+  if (config.device.type == DeviceKind::kCpu && config.offload.options.mode != offload::Mode::kOff) {
+    log_warning("offload.mode: ", to_string(config.offload.options.mode),
+                " saves no memory: device.type is cpu, whose ",
+                "activations only move to other memory of the same host");
+  }
   const bool patterns = !config.offload.modules.empty() || !config.offload.layers.empty();
   if (config.offload.options.mode == offload::Mode::kOff && patterns) {
     log_warning("offload.modules and offload.layers have no effect: offload.mode is off");

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "neap/base/error.h"
+#include "testing/error_of.h"
 
 namespace neap::train {
 namespace {
@@ -25,12 +26,7 @@ RunConfig with(const std::string& path, const RawValue& value) {
 }
 
 std::string error_of(const std::string& path, const RawValue& value) {
-  try {
-    with(path, value);
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "no error";
+  return testing::error_of([&] { with(path, value); });
 }
 
 RunConfig complete() {
@@ -41,12 +37,7 @@ RunConfig complete() {
 }
 
 std::string check_error(const RunConfig& config) {
-  try {
-    check(config);
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "no error";
+  return testing::error_of([&] { check(config); });
 }
 
 TEST(Schema, EveryKeyHasOnePathAHelpATypeAndADefaultItAcceptsItself) {
@@ -146,7 +137,7 @@ TEST(Schema, AnUnknownKeyNamesTheNearestOne) {
 }
 
 TEST(Schema, KeysThatContradictEachOtherAreErrors) {
-  EXPECT_EQ(check_error(complete()), "no error");
+  EXPECT_EQ(check_error(complete()), testing::kNoError);
   EXPECT_THAT(check_error(RunConfig{}), HasSubstr("[model.path] this key is required"));
   RunConfig config = complete();
   config.data.path.clear();

@@ -8,17 +8,28 @@
 #include <chrono>
 #include <cmath>
 #include <new>
+#include <utility>
 
 #include "neap/base/scope_exit.h"
+#include "neap/device/event.h"
 #include "neap/offload/engine.h"
 #include "neap/trace/recorder.h"
 #include "neap/train/clip.h"
+#include "neap/train/peak_meter.h"
 
 namespace neap::train {
 namespace {
 
 double milliseconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// Up to the end of all work enqueued so far. The host's place on the device's clock would not do: it runs ahead.
+std::optional<double> milliseconds_on_device(const device::Event& begin, device::Device& device) {
+  const device::Event end = device.current_stream().record_timed();
+  end.synchronize();
+  const auto nanoseconds = device::Event::elapsed_ns(begin, end);
+  return nanoseconds ? std::optional(static_cast<double>(*nanoseconds) * 1e-6) : std::nullopt;
 }
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
@@ -52,7 +63,12 @@ MemoryUse memory_use(const std::vector<at::Tensor>& parameters, Bytes optimizer,
 }
 
 Trainer::Trainer(Parts parts, const TrainSection& train, double clip)
-    : parts_(std::move(parts)), train_(train), clip_(clip) {}
+    : parts_(std::move(parts)),
+      train_(train),
+      clip_(clip),
+      peak_(std::make_unique<PeakMeter>(parts_.optimizer.parameters(), parts_.device)) {}
+
+Trainer::~Trainer() = default;
 
 // Runs one part of the step: names it for messages and, with a recorder, draws it on the device's clock.
 template <class Function>
@@ -60,6 +76,7 @@ void Trainer::phase(const char* name, Function&& function) {
   phase_ = name;
   const int64_t begin = parts_.recorder != nullptr ? parts_.device.now_ns() : 0;
   function();
+  peak_->look(name);
   if (parts_.recorder != nullptr) {
     parts_.recorder->span("trainer/host", name, begin, parts_.device.now_ns(), {{"step", steps_done_ + 1}});
   }
@@ -114,8 +131,9 @@ void Trainer::update(StepMetrics& metrics) {
 StepMetrics Trainer::step() {
   device::Device& device = parts_.device;
   const auto begin = std::chrono::steady_clock::now();
-  const int64_t device_begin = device.now_ns();
+  const device::Event device_begin = device.current_stream().record_timed();
   device.reset_peak();
+  peak_->begin_step(parts_.optimizer.state_bytes());
   const ScopeExit drop_gradients([&] { parts_.optimizer.zero_grad(); });
 
   StepMetrics metrics;
@@ -139,15 +157,16 @@ StepMetrics Trainer::step() {
   }
   ++steps_done_;
   metrics.step_ms = milliseconds_since(begin);
-  if (parts_.device_has_clock) metrics.device_step_ms = static_cast<double>(device.now_ns() - device_begin) * 1e-6;
+  if (parts_.device_has_clock) metrics.device_step_ms = milliseconds_on_device(device_begin, device);
   if (const auto stats = device.memory_stats()) metrics.device_peak = stats->allocated_peak;
+  metrics.peak_parts = peak_->parts();
   add_offload_report(metrics);
   return metrics;
 }
 
 void Trainer::add_offload_report(StepMetrics& metrics) const {
   if (parts_.engine == nullptr) return;
-  const offload::StepReport report = parts_.engine->take_step_report();
+  offload::StepReport report = parts_.engine->take_step_report();
   metrics.host_bytes = report.host_locked;
   metrics.offloaded_bytes = report.offloaded_bytes;
   metrics.reloaded_bytes = report.reloaded_bytes;
@@ -155,7 +174,14 @@ void Trainer::add_offload_report(StepMetrics& metrics) const {
   metrics.exposed_wait_ms = static_cast<double>(report.exposed_wait_ns) * 1e-6;
   metrics.planned_drop = report.planned_drop;
   metrics.measured_drop = report.measured_drop;
+  // What the peak is made of is known here alone, and says more than that it lies elsewhere.
+  const std::string place = std::exchange(report.peak_piece, {});
+  if (metrics.peak_parts) metrics.peak_parts->place = place;
   metrics.findings = report.findings();
+  if (metrics.peak_parts && 2 * metrics.peak_parts->activations.count < report.planned_drop.count) {
+    metrics.findings.push_back(neap::internal::concat("of the peak only ", metrics.peak_parts->activations,
+                                                      " are activations; offload cannot lower the rest"));
+  }
 }
 
 }  // namespace neap::train

@@ -3,13 +3,15 @@
 // Token-weighted: each micro-batch's loss is its sum over the tokens of the whole step, so gradients and the reported
 // loss are means over all tokens, however they were split. Same data, same seed, same bits, with or without offload.
 //
-// The host waits for the device once a step, for the gradient norm. Not thread-safe.
+// The host waits for the device once a step, for the gradient norm, and where the device has a clock of its own also
+// for the end of the step, to read it. Not thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -37,6 +39,8 @@ class NonFiniteError : public Error {
   using Error::Error;
 };
 
+class PeakMeter;
+
 class Trainer {
  public:
   // The sum of the tokens' losses divided by `divisor`.
@@ -50,10 +54,13 @@ class Trainer {
     device::Device& device;
     offload::Engine* engine = nullptr;
     trace::Recorder* recorder = nullptr;
-    bool device_has_clock = false;  // device.now_ns() is not the host's clock: report both times
+    bool device_has_clock = false;  // a clock of its own, not the host's: report both times, and wait for its end
   };
 
   Trainer(Parts parts, const TrainSection& train, double clip);
+  ~Trainer();
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
 
   // One update. When it throws, the parameters are those of the step before and no gradients are left.
   //   NonFiniteError      the policy is stop
@@ -71,6 +78,7 @@ class Trainer {
   Parts parts_;
   TrainSection train_;
   double clip_;
+  std::unique_ptr<PeakMeter> peak_;
   int64_t steps_done_ = 0;
   const char* phase_ = "";
 };

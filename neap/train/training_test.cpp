@@ -11,6 +11,7 @@
 #include "neap/models/causal_lm.h"
 #include "neap/offload/engine.h"
 #include "neap/train/trainer.h"
+#include "testing/llama_config.h"
 #include "testing/matchers.h"
 #include "testing/sim_fixture.h"
 
@@ -20,14 +21,7 @@ namespace {
 using namespace literals;
 
 models::LlamaConfig tiny() {
-  models::LlamaConfig config;
-  config.vocab_size = 256;
-  config.hidden_size = 32;
-  config.intermediate_size = 96;
-  config.num_hidden_layers = 4;
-  config.num_attention_heads = 4;
-  config.num_key_value_heads = 2;
-  config.head_dim = 8;
+  models::LlamaConfig config = testing::small_llama(/*vocabulary=*/256);  // bytes
   config.tie_word_embeddings = true;
   return config;
 }
@@ -84,7 +78,8 @@ struct Training {
                                    .optimizer = *optimizer,
                                    .rate = LearningRate(optim, 10),
                                    .device = device::Device::of(device),
-                                   .engine = engine ? &*engine : nullptr},
+                                   .engine = engine ? &*engine : nullptr,
+                                   .device_has_clock = device.type() == testing::kSim},
                     train, 1.0);
   }
   Training(const Training&) = delete;
@@ -145,6 +140,42 @@ TEST_F(TrainingTest, OffloadChangesNoBitOfTenSteps) {
       EXPECT_EQ(step.measured_drop, step.planned_drop);
     }
   }
+}
+
+// On a device this slow the host is far ahead of it, and the update is queued when the host has done its part.
+TEST_F(TrainingTest, TheDevicesStepTimeIsThatOfAllWorkOfTheStep) {
+  configure([](sim::DeviceConfig& config) { config.gflops = config.hbm_gbps = 1; });
+  Training training(testing::sim());
+  for (int step = 0; step < 2; ++step) {
+    synchronize();
+    control().reset_counters(0);
+    const double milliseconds = *training.run(1).steps.back().device_step_ms;
+    const double busy = static_cast<double>(control().counters(0).kernel_busy_ns) * 1e-6;
+    EXPECT_GE(milliseconds, busy) << step;
+    EXPECT_LT(milliseconds, 1.1 * busy) << step;
+  }
+}
+
+TEST_F(TrainingTest, TellsWhatThePeakIsMadeOf) {
+  const auto parts_of = [](std::optional<offload::Options> options) {
+    Training training(testing::sim(), std::move(options));
+    training.run(2);
+    Bytes parameters;
+    for (const at::Tensor& p : training.model->parameters()) parameters += Bytes(static_cast<int64_t>(p.nbytes()));
+    for (const StepMetrics& step : training.steps) {
+      EXPECT_EQ(step.peak_parts.value().total(), step.device_peak);
+      EXPECT_EQ(step.peak_parts->parameters, parameters);
+      EXPECT_EQ(step.peak_parts->optimizer, training.optimizer->state_bytes());
+      EXPECT_LE(step.peak_parts->gradients, parameters);
+    }
+    return *training.steps.back().peak_parts;
+  };
+  const PeakParts plain = parts_of(std::nullopt);
+  const PeakParts offloaded = parts_of(offload_everything(offload::Mode::kAsync));
+  EXPECT_GT(plain.activations, plain.parameters);
+  EXPECT_LT(offloaded.activations, plain.activations);
+  EXPECT_EQ(plain.place, "");
+  EXPECT_THAT(offloaded.place, ::testing::HasSubstr("model.layers."));
 }
 
 TEST_F(TrainingTest, OffloadOnAPlainCpuChangesNoBitEither) {

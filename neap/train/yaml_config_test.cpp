@@ -5,6 +5,7 @@
 
 #include "neap/base/error.h"
 #include "neap/train/schema.h"
+#include "testing/error_of.h"
 
 namespace neap::train {
 namespace {
@@ -14,12 +15,7 @@ using ::testing::HasSubstr;
 constexpr const char* kMinimal = "model: {path: m}\ndata: {path: d}\n";
 
 std::string error_of(const std::string& yaml, const std::vector<Override>& overrides = {}) {
-  try {
-    parse_config(yaml, "run.yaml", overrides);
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "no error";
+  return testing::error_of([&] { parse_config(yaml, "run.yaml", overrides); });
 }
 
 TEST(YamlConfig, ReadsSectionsListsAndPatternsWithBraces) {

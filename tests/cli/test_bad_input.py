@@ -184,5 +184,10 @@ def test_a_capacity_below_the_models_own_state(workspace):
     assert "out of memory in loading the model" in result.err
 
 
+def test_a_bad_description_of_the_device_in_the_environment(workspace, monkeypatch):
+    monkeypatch.setenv("NEAP_SIM", "capcity=1GiB")
+    assert workspace.train().error_line().startswith("[NEAP_SIM] expected one of count, capacity, ")
+
+
 def test_a_run_directory_that_cannot_be_made(workspace):
     assert "[log.dir]" in workspace.train("--log.dir=text.txt/inside").error_line()

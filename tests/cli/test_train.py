@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+from itertools import pairwise
 
 import pytest
 
@@ -50,7 +51,12 @@ def test_offload_on_sim_lowers_the_peak_and_changes_no_bit(workspace):
         assert offloaded["peak_bytes"] < plain["peak_bytes"]
         assert offloaded["offloaded_bytes"] >= offloaded["reloaded_bytes"] > 0
         assert re.search(r"measured drop .*R = ", result.out)
-        assert all(line["device_step_ms"] > 0 for line in workspace.metrics(mode))
+        for part in "reached in", "parameters", "gradients", "optimizer state", "activations", "workspace":
+            assert re.search(rf"^    {part} ", result.out, re.MULTILINE), part
+        for line in workspace.metrics(mode):
+            assert line["device_step_ms"] > 0
+            parts = line["peak_parts"]
+            assert sum(value for value in parts.values() if isinstance(value, int)) == line["device_peak"]
 
 
 def test_a_model_that_does_not_fit_is_reported_and_fits_with_offload(workspace):
@@ -75,15 +81,41 @@ def test_a_model_that_does_not_fit_is_reported_and_fits_with_offload(workspace):
 
 
 def test_writes_a_trace_of_compute_copies_and_memory(workspace):
-    result = workspace.train("--offload.mode=async", "--log.trace=true")
+    result = workspace.train("--offload.mode=async", "--log.trace=true", "--device.d2h=100MB/s", "--device.h2d=100MB/s")
     assert result.code == 0, result.err
     events = json.loads((workspace.path / "out" / "trace.json").read_text())
     events = events["traceEvents"] if isinstance(events, dict) else events
-    names = {event.get("name", "") for event in events}
-    assert {"forward", "backward", "update"} <= names
-    assert any(event["ph"] == "C" for event in events), "no memory counter"
-    lanes = {event["args"]["name"] for event in events if event["ph"] == "M" and event["name"] == "thread_name"}
-    assert len(lanes) >= 3, lanes  # the trainer, compute, copies
+    groups = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+
+    def on(track, phase):
+        return [
+            event
+            for event in events
+            if event["ph"] == phase and f"{groups[event['pid']]}/{lanes[event['tid']]}" == track
+        ]
+
+    assert {"forward", "backward", "update"} <= {event["name"] for event in on("trainer/host", "X")}
+    layers = [f"model.layers.{layer}" for layer in range(4)]
+    assert [event["name"] for event in on("offload/forward", "X")] == 3 * layers
+    assert {event["name"] for event in on("offload/bytes", "C")} == {"away", "in flight"}
+    assert on("sim:0/memory", "C")
+    metrics = workspace.metrics()
+    for direction, key in ("out", "offloaded_bytes"), ("in", "reloaded_bytes"):
+        copies = on(f"sim:0/copies {direction}", "X")
+        # Others use the link, too: batches and the loss.
+        assert sum(copy["args"]["bytes"] for copy in copies) >= sum(line[key] for line in metrics) > 0
+        assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-3 for a, b in pairwise(copies))
+    assert any(event["name"] == "wait" for event in on("sim:0/compute", "X"))
+    assert len(on("offload/late reloads", "i")) == sum(line["late_reloads"] for line in metrics)
+
+
+def test_the_environment_describes_what_the_run_file_has_no_key_for(workspace, monkeypatch):
+    assert workspace.train("--log.dir=plain").code == 0
+    monkeypatch.setenv("NEAP_SIM", "kernel_min=1ms,poison=on")
+    assert workspace.train("--log.dir=slow").code == 0
+    assert workspace.summary("slow")["loss"] == workspace.summary("plain")["loss"]
+    assert workspace.summary("slow")["device_step_ms"] > 10 * workspace.summary("plain")["device_step_ms"]
 
 
 def test_random_weights_need_only_the_configuration(workspace):
@@ -101,7 +133,7 @@ def test_reads_binary_tokens(workspace):
 
 
 def test_dry_run_checks_everything_and_writes_nothing(workspace):
-    result = workspace.train("--dry-run", "--train.steps=20", "--offload.mode=async", "--device.type=cpu")
+    result = workspace.train("--dry-run", "--train.steps=20", "--offload.mode=async")
     assert (result.code, result.err) == (0, "")
     assert "  steps: 20\n" in result.out
     assert "4 units (model.layers.0 … model.layers.3)" in result.out
@@ -119,6 +151,9 @@ def test_a_key_without_effect_is_mentioned(workspace):
     assert result.code == 0
     assert "device.capacity has no effect: device.type is not sim" in result.err
     assert "offload.modules and offload.layers have no effect: offload.mode is off" in result.err
+    result = workspace.train("--device.type=cpu", "--offload.mode=async")
+    assert result.code == 0
+    assert "offload.mode: async saves no memory: device.type is cpu" in result.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -12,6 +12,7 @@
 
 #include "neap/models/causal_lm.h"
 #include "neap/offload/engine.h"
+#include "testing/llama_config.h"
 #include "testing/sim_fixture.h"
 #include "testing/small_models.h"
 
@@ -29,15 +30,9 @@ struct Model {
 void PrintTo(const Model& model, std::ostream* out) { *out << model.name; }
 
 Model decoder(const char* name, const char* model_type, bool qk_norm, at::ScalarType dtype) {
-  models::LlamaConfig config;
+  models::LlamaConfig config = small_llama(/*vocabulary=*/97);
   config.model_type = model_type;
-  config.vocab_size = 97;
-  config.hidden_size = 48;
-  config.intermediate_size = 128;
   config.num_hidden_layers = 5;
-  config.num_attention_heads = 6;
-  config.num_key_value_heads = 2;
-  config.head_dim = 8;
   config.qk_norm = qk_norm;
   return {name, [config, dtype](c10::Device device) {
             const auto model = models::make_llama(config, at::TensorOptions().device(device).dtype(dtype), /*seed=*/3);

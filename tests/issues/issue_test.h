@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "neap/offload/engine.h"
+#include "testing/error_of.h"
 #include "testing/matchers.h"
 #include "testing/sim_fixture.h"
 #include "testing/small_models.h"

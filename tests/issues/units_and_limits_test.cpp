@@ -59,6 +59,37 @@ TEST_F(UnitsAndLimits, AHostLimitOfZeroMovesNothing) {
   EXPECT_EQ(report.host_locked, Bytes(0));
 }
 
+TEST_F(UnitsAndLimits, IdleHostMemoryNeverExceedsItsLimitAndALimitOfZeroKeepsNone) {
+  const auto plain = train_on_sim<RotaryDecoder>([] { return decoder(); }, 5, {});
+  for (const Bytes limit : {Bytes(0), Bytes(int64_t{1} << 30)}) {
+    auto options = everything_leaves();
+    options.host_cache_limit = limit;
+    const auto model = decoder();
+    offload::Engine engine(options);
+    engine.attach(*model);
+    int64_t slabs = 0;
+    const auto with = train(
+        *model, [&](int64_t step) { return model->loss(step); }, 5,
+        [&](int64_t step) {
+          synchronize();
+          const auto host = engine.host_counters();
+          EXPECT_EQ(host.in_use, Bytes(0));
+          EXPECT_LE(host.idle, limit);
+          if (limit == Bytes(0)) {
+            EXPECT_EQ(host.locked, Bytes(0));
+            EXPECT_GT(host.slab_allocations, slabs) << "nothing was kept, so each step asks anew";
+          } else {
+            EXPECT_GT(host.idle, Bytes(0));
+            if (step > 0) {
+              EXPECT_EQ(host.slab_allocations, slabs);
+            }
+          }
+          slabs = host.slab_allocations;
+        });
+    EXPECT_TRUE(bit_equal(plain, with));
+  }
+}
+
 TEST_F(UnitsAndLimits, ADeviceBudgetOfZeroLetsNothingStayAndALargeOneEverything) {
   auto options = everything_leaves();
   offload::StepReport none, all;

@@ -5,13 +5,10 @@
 // - A stream is a queue. Copies, event records and event waits are queued and run by one worker thread per stream,
 //   started when first needed. Kernels are the caller's: begin_kernel() waits for the stream's queue, then the caller
 //   computes inline and the kernel is done.
-// - Virtual time is fixed at submission (list scheduling on integers): it does not depend on how fast the
-// real
-//   threads run. The same program has the same times, the same answers from query() and the same peaks on every
-//   machine.
-// - Hazards are found at submission by vector clocks over (stream, byte range), so a wrong program is reported even
-// when
-//   it got lucky.
+// - Virtual time is fixed at submission (list scheduling on integers): it does not depend on how fast the real threads
+//   run. The same program has the same times, the same answers from query() and the same peaks on every machine.
+// - Hazards are found at submission by vector clocks over (stream, byte range), so a wrong program is reported
+//   even when it got lucky.
 //
 // The host has a position in virtual time per device, so that ranks which are threads of one process have their own;
 // what it knows to be complete is shared by all threads of the process, because how they order each other is not

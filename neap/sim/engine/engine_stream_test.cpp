@@ -5,6 +5,7 @@
 
 #include "neap/sim/engine/engine_fixture.h"
 #include "neap/trace/recorder.h"
+#include "testing/error_of.h"
 
 namespace neap::sim {
 namespace {
@@ -297,12 +298,8 @@ TEST_F(EngineWithoutPatience, AWaitThatAPausedLinkMakesEndlessThrows) {
   EXPECT_THROW(engine.submit_copy(
                    in, Link::kDeviceToHost, 1, {}, "copy", [] {}, Wait::kForCompletion),
                InternalError);
-  try {
-    engine.synchronize(out);
-    ADD_FAILURE();
-  } catch (const InternalError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("resume the link before waiting for its copies"));
-  }
+  EXPECT_THAT(testing::error_of<InternalError>([&] { engine.synchronize(out); }),
+              HasSubstr("resume the link before waiting for its copies"));
   EXPECT_FALSE(engine.query(event)) << "on the virtual clock it is time, but the copy is held";
   EXPECT_FALSE(engine.query(out));
   engine.resume(0, Link::kDeviceToHost);

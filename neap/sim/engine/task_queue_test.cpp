@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "testing/error_of.h"
+
 namespace neap::sim {
 namespace {
 
@@ -63,12 +65,7 @@ TEST(TaskQueue, TellsTheFirstFailureOnceAndGoesOn) {
   ASSERT_TRUE(queue.wait_idle(kLong));
   EXPECT_TRUE(later);
   EXPECT_FALSE(queue.idle()) << "a failure waits to be told";
-  try {
-    queue.rethrow_failure();
-    ADD_FAILURE();
-  } catch (const std::runtime_error& error) {
-    EXPECT_STREQ(error.what(), "first");
-  }
+  EXPECT_EQ(testing::error_of<std::runtime_error>([&] { queue.rethrow_failure(); }), "first");
   queue.rethrow_failure();
   EXPECT_TRUE(queue.idle());
 }

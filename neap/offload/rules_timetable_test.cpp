@@ -1,0 +1,142 @@
+// Rule 7's `automatic`: from the second pass on copies follow a timetable, on the device's own clock.
+#include <optional>
+
+#include "neap/offload/test_support.h"
+
+namespace neap::offload {
+namespace {
+
+using namespace testing;
+using namespace neap::literals;
+
+// Units x → tanh(x * w) that save 1 MiB each. A kernel takes 105 µs, a copy 43 µs.
+class TimetableRule : public OffloadTest {
+ protected:
+  static constexpr int64_t kUnits = 40;
+  static constexpr int64_t kSide = 512;
+
+  void SetUp() override {
+    OffloadTest::SetUp();
+    configure([](sim::DeviceConfig& config) {
+      config.d2h_gbps = config.h2d_gbps = 25;
+      config.latency_ns = 1'000;
+      config.hbm_gbps = 30;
+      config.launch_ns = config.event_ns = 0;  // the host is not what this is about
+    });
+    at::manual_seed(5);
+    std::vector<FunctionUnits::Body> bodies;
+    for (int64_t i = 0; i < kUnits; ++i) {
+      weights_.push_back(weight({kSide}));
+      bodies.push_back([w = weights_.back()](const at::Tensor& x) { return at::tanh(x * w); });
+    }
+    model_ = std::make_unique<FunctionUnits>(std::move(bodies));
+    input_ = draw({kSide, kSide});
+    synchronize();
+  }
+  void TearDown() override {
+    weights_.clear();
+    model_.reset();
+    input_.reset();
+    OffloadTest::TearDown();
+  }
+
+  struct Step {
+    Tensors grads;
+    int64_t peak = 0;
+    sim::Counters counters;
+  };
+  Step step(int64_t rows = kSide) {
+    synchronize();
+    control().reset_peak(0);
+    control().reset_counters(0);
+    const int64_t before = live_bytes();
+    model_->forward(input_.narrow(0, 0, rows)).sum().backward();
+    Step result{.grads = {}, .peak = 0, .counters = counted()};
+    result.peak = control().memory(0).requested_peak - before;
+    for (const at::Tensor& w : weights_) {
+      result.grads.push_back(w.grad().cpu());
+      w.mutable_grad().reset();
+    }
+    return result;
+  }
+
+  Tensors weights_;
+  std::unique_ptr<FunctionUnits> model_;
+  at::Tensor input_;
+};
+
+TEST_F(TimetableRule, Rule7_FromTheSecondPassOnCopiesAreJustInTime) {
+  const Step plain = step();
+  Engine engine;
+  engine.attach(*model_);
+  const Step first = step();
+  const StepReport learned = engine.take_step_report();
+  EXPECT_TRUE(bit_equal(first.grads, plain.grads));
+  for (int i = 1; i < 5; ++i) {
+    const Step next = step();
+    const StepReport report = engine.take_step_report();
+    EXPECT_TRUE(bit_equal(next.grads, plain.grads)) << i;
+    EXPECT_EQ(report.late_reloads, 0) << i;
+    EXPECT_LE(next.counters.stall_ns, next.counters.kernel_busy_ns / 100) << i;
+    EXPECT_GT(report.offloaded_bytes, learned.offloaded_bytes) << i;
+    EXPECT_LE(report.in_flight_window, 2_MiB) << i;
+    EXPECT_LE(report.prefetch_window, 3_MiB) << i;
+    // The windows of the first pass are 16 MiB.
+    EXPECT_LT(next.peak, first.peak - (8 << 20)) << i;
+    EXPECT_LT(next.peak, plain.peak / 4) << i;
+  }
+}
+
+TEST_F(TimetableRule, Rule7_APassOfAnotherShapeGoesWithout) {
+  std::vector<Tensors> plain;
+  for (const int64_t rows : {kSide, kSide / 2}) plain.push_back(step(rows).grads);
+  Engine engine(all_sizes());
+  engine.attach(*model_);
+  for (int i = 0; i < 10; ++i) {
+    const bool half = i % 3 == 1;  // one of three: the timetable is for another pass, or there is none
+    EXPECT_TRUE(bit_equal(step(half ? kSide / 2 : kSide).grads, plain[half ? 1 : 0])) << i;
+    EXPECT_EQ(engine.take_step_report().passes, 1) << i;
+  }
+}
+
+TEST_F(TimetableRule, Rule10_AKeptGraphIsReadTwiceByTheSameTimetable) {
+  const Step plain = step();
+  Engine engine;
+  engine.attach(*model_);
+  step(), step();
+  engine.take_step_report();
+  const at::Tensor loss = model_->forward(input_).sum();
+  loss.backward({}, /*keep_graph=*/true);
+  Tensors once;
+  for (const at::Tensor& w : weights_) once.push_back(w.grad().cpu()), w.mutable_grad().reset();
+  loss.backward();
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    EXPECT_TRUE(bit_equal(once[i], plain.grads[i])) << i;
+    EXPECT_TRUE(bit_equal(weights_[i].grad().cpu(), plain.grads[i])) << i;
+    weights_[i].mutable_grad().reset();
+  }
+  // The second time even the tail is away.
+  EXPECT_LE(engine.take_step_report().late_reloads, 1);
+}
+
+// Two micro-batches before their backward: no timetable can be made of times that belong to both.
+TEST_F(TimetableRule, Rule11_TwoPassesAtOnceAreRight) {
+  Tensors expected;
+  {
+    (model_->forward(input_).sum() + model_->forward(input_).sum()).backward();
+    for (const at::Tensor& w : weights_) expected.push_back(w.grad().cpu()), w.mutable_grad().reset();
+  }
+  Engine engine;
+  engine.attach(*model_);
+  step(), step();
+  for (int round = 0; round < 3; ++round) {
+    (model_->forward(input_).sum() + model_->forward(input_).sum()).backward();
+    for (size_t i = 0; i < weights_.size(); ++i) {
+      EXPECT_TRUE(bit_equal(weights_[i].grad().cpu(), expected[i])) << i;
+      weights_[i].mutable_grad().reset();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace neap::offload
