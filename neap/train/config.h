@@ -74,7 +74,7 @@ struct DeviceSection {
 struct OffloadSection {
   // What the options mean, and their defaults, is written there; a run file begins with off.
   offload::Options options{.mode = offload::Mode::kOff};
-  // Patterns of offload/selection.h; both lists count together.
+  // Patterns of autograd/unit_selection.h; both lists count together.
   std::vector<std::string> modules;
   std::vector<std::string> layers;
 };

@@ -1,12 +1,12 @@
 // torch-free
-#include "neap/offload/selection.h"
+#include "neap/autograd/unit_selection.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "neap/base/error.h"
 
-namespace neap::offload {
+namespace neap::autograd {
 namespace {
 
 using ::testing::ElementsAre;
@@ -29,13 +29,13 @@ ModelNames decoder() {
 
 std::vector<std::string> selected(const std::vector<std::string>& patterns, const ModelNames& names = decoder()) {
   std::vector<std::string> chosen;
-  for (const size_t i : select_units(names, patterns)) chosen.push_back(names.units[i]);
+  for (const size_t i : select_units(names, patterns, "offload")) chosen.push_back(names.units[i]);
   return chosen;
 }
 
 std::string error_of(const std::vector<std::string>& patterns, const ModelNames& names = decoder()) {
   try {
-    select_units(names, patterns);
+    select_units(names, patterns, "offload");
   } catch (const UserError& error) {
     return error.what();
   }
@@ -83,6 +83,19 @@ TEST(Selection, IndicesOutOfRangeAreErrorsThatNameTheRange) {
   EXPECT_THAT(error_of({"1-2-3"}), HasSubstr("expected an index or a range"));
 }
 
+TEST(Selection, ErrorsBeginWithTheSectionThatAsked) {
+  const auto error_in = [](const char* section, const std::string& pattern) -> std::string {
+    try {
+      select_units(decoder(), {pattern}, section);
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_THAT(error_in("recompute", "9"), HasSubstr("[recompute.layers] expected indices from 0 to 3"));
+  EXPECT_THAT(error_in("parallel", "decoder"), HasSubstr("[parallel.modules] pattern 'decoder' matches no module"));
+}
+
 TEST(Selection, NoPatternMeansTheModelsOwnListOfLayers) {
   EXPECT_THAT(selected({}), ::testing::ElementsAreArray(kLayers));
   ModelNames plain{{"", "encoder", "decoder"}, {"encoder", "decoder"}};
@@ -120,4 +133,4 @@ TEST(Selection, GlobsMatchWithinOneSegment) {
 }
 
 }  // namespace
-}  // namespace neap::offload
+}  // namespace neap::autograd
