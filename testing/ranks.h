@@ -6,8 +6,8 @@
 // over a network. An exception of one rank ends the others' collectives; when all threads have ended, it is thrown
 // again with the rank's number in front. Failed gtest expectations of any thread count for the test.
 //
-// A rank that uses `sim` takes a device of its own: sim(world.rank()); ranks share what is global to a process, such as
-// generators. Every thread starts with its rank's device current and gradient mode on.
+// A rank that uses `sim` takes a device of its own, sim(world.rank()), see use_sim_devices(). Ranks share what is
+// global to a process, such as generators.
 #pragma once
 
 #include <functional>

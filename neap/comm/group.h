@@ -1,3 +1,4 @@
+// torch-free
 // Collectives among some ranks of the world, on flat buffers. Start here; World (world.h) makes Groups.
 //
 // Every rank of the group calls the same collectives in the same order, with equal `unit`, sizes and dtype: a small
@@ -111,6 +112,9 @@ class Group {
   Work barrier(std::string_view unit);
 
   [[nodiscard]] Counters counters() const;
+
+  // Blocks until every collective started so far has ended, well or not.
+  void wait_idle();
 
  private:
   std::unique_ptr<internal::GroupCore> core_;

@@ -1,3 +1,4 @@
+// torch-free
 // A collective that was started. Movable only; may be dropped at any time.
 //
 // On a CPU the collective runs on a thread of its Group and wait() blocks the caller until it is done. On an

@@ -1,3 +1,4 @@
+// torch-free
 // All ranks of a run and the groups among them.
 //
 //   auto world = comm::World::connect(comm::Launch::from_environment());
@@ -33,7 +34,6 @@ namespace neap::comm {
 
 namespace internal {
 class Fabric;
-class WorldCore;
 }  // namespace internal
 
 struct WorldOptions {
@@ -84,7 +84,8 @@ class World {
   void close();
 
  private:
-  std::unique_ptr<internal::WorldCore> core_;
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace neap::comm

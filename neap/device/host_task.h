@@ -7,30 +7,12 @@
 
 #include <c10/core/DeviceType.h>
 
-#include <cstdint>
 #include <functional>
-#include <vector>
 
-#include "neap/base/bytes.h"
+#include "neap/base/host_task.h"
 #include "neap/device/stream.h"
 
 namespace neap::device {
-
-struct HostTask {
-  // Bytes of device memory that the function reads or writes.
-  struct Range {
-    const void* data = nullptr;
-    int64_t bytes = 0;
-    bool write = false;
-  };
-
-  std::function<void()> work;  // must not throw, and must not use the device
-  const char* what = "";       // lives for ever; for traces and reports
-  std::vector<Range> ranges;
-  // What it costs on a device whose time is modelled: bytes over the link between devices, and how often its latency.
-  Bytes wire_bytes;
-  int latencies = 1;
-};
 
 using HostTaskLauncher = std::function<void(const Stream&, HostTask)>;
 
