@@ -37,6 +37,7 @@ bool is_consequence(const std::exception_ptr& failure) {
 
 void run_rank(comm::World& world, const std::function<void(comm::World&)>& body, std::exception_ptr& failure) {
   try {
+    world.all();  // as connect() does
     body(world);
     world.close();
   } catch (const std::exception& error) {
