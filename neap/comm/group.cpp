@@ -41,6 +41,7 @@ void check_tensor(const at::Tensor& tensor, const std::string& what) {
   NEAP_CHECK(tensor.defined() && tensor.layout() == at::kStrided && tensor.is_contiguous(), "[comm] ", what,
              " expected a contiguous tensor; found ",
              tensor.defined() ? concat("strides ", tensor.strides(), " of sizes ", tensor.sizes()) : "none");
+  NEAP_CHECK(!tensor.is_meta(), "[comm] ", what, " expected a tensor with memory; found one on meta");
 }
 
 Bytes bytes_of(const at::Tensor& tensor) { return Bytes(static_cast<int64_t>(tensor.nbytes())); }
