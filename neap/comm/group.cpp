@@ -74,7 +74,7 @@ Call make_call(Collective kind, std::string_view unit, const at::Tensor& full) {
   call.kind = kind;
   call.unit = unit;
   call.bytes = bytes_of(full);
-  call.tensors.push_back(full);
+  call.memory.push_back(full.storage());
   call.header.elements = full.numel();
   call.header.set_unit(unit);
   internal::set_text(call.header.kind, comm::to_string(kind));
@@ -192,10 +192,12 @@ Work Group::all_gather(const at::Tensor& full, const at::Tensor& mine, std::stri
     return {};
   }
   if (source != nullptr) {
-    call.tensors.push_back(mine);
+    call.memory.push_back(mine.storage());
     add_range(call, mine, 0, bytes, false);
   }
-  add_range(call, full, 0, call.bytes.count, true);
+  add_range(call, full, 0, begin, true);
+  add_range(call, full, begin, bytes, source != nullptr);
+  add_range(call, full, begin + bytes, call.bytes.count - begin - bytes, true);
   call.wire_bytes = call.bytes - Bytes(bytes);
   call.latencies = size() - 1;
   call.body = [to = data_of(full), source, begin, bytes, cuts](Exchange& exchange) {
@@ -229,7 +231,7 @@ Work Group::reduce_scatter(const at::Tensor& mine, const at::Tensor& full, const
     reduce_alone(mine, full, how);
     return {};
   }
-  call.tensors.push_back(mine);
+  call.memory.push_back(mine.storage());
   add_range(call, full, 0, call.bytes.count, false);
   add_range(call, mine, 0, bytes_of(mine).count, true);
   call.wire_bytes = call.bytes - Bytes(elements * size_of);

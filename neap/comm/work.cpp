@@ -12,9 +12,9 @@ namespace internal {
 // Dropped without wait(): the memory may be used again once the collective is done.
 WorkState::~WorkState() {
   if (device_ == nullptr) return;
-  for (const auto& tensor : tensors_) {
+  for (const auto& storage : memory_) {
     try {
-      device_->record_on_stream(tensor.storage().data_ptr(), device_->collective_stream());
+      device_->record_on_stream(storage.data_ptr(), device_->collective_stream());
     } catch (const std::exception&) {
       // A device that is in error: nothing is reused on it any more.
     }
@@ -22,7 +22,7 @@ WorkState::~WorkState() {
 }
 
 void WorkState::finish(std::exception_ptr error) noexcept {
-  if (device_ == nullptr) tensors_.clear();
+  if (device_ == nullptr) memory_.clear();
   MutexLock lock(mutex_);
   error_ = std::move(error);
   done_ = true;
@@ -55,7 +55,7 @@ void WorkState::wait() {
   } else {
     // From here on the current stream guards the memory, as it does for any kernel.
     device_->current_stream().wait(end_);
-    tensors_.clear();
+    memory_.clear();
   }
   rethrow();
 }
@@ -64,7 +64,7 @@ void WorkState::synchronize() {
   if (!done()) block();
   if (device_ != nullptr) {
     end_.synchronize();
-    tensors_.clear();
+    memory_.clear();
   }
   rethrow();
 }

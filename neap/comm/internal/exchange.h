@@ -39,9 +39,9 @@ class PeerLost : public LinkLost {
 
 class Exchange {
  public:
-  // Of a reduction's rows, this many bytes of each peer are on the wire at a time, while as many are being added. Large
-  // enough that a message costs little beside its bytes, small enough to stay in the second-level cache.
-  static constexpr int64_t kChunk = 256 << 10;
+  // Of a reduction's rows, this many bytes of each peer are on the wire at a time, while as many are being added. Each
+  // chunk costs two wake-ups of a thread, which smaller ones would feel on a busy machine.
+  static constexpr int64_t kChunk = 1 << 20;
   // Up to here an all_reduce sends whole rows: one round of messages instead of two.
   static constexpr int64_t kSmall = 16 << 10;
 

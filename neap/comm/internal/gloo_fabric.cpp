@@ -7,8 +7,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <future>
 #include <map>
+#include <memory>
 #include <set>
+#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -162,14 +165,14 @@ std::shared_ptr<::gloo::transport::Device> make_device(const Launch& launch, con
 
 class GlooFabric final : public Fabric {
  public:
-  GlooFabric(const Launch& launch, const WorldOptions& options) : launch_(launch), options_(options) {
+  GlooFabric(const Launch& launch, const WorldOptions& options)
+      : launch_(launch), options_(options), patience_(std::min(options.timeout, kPatience)) {
     // Every world of the ranks' processes, and every restart of them, has keys of its own.
     static std::atomic<int> worlds{0};
     const std::string prefix = concat("neap/", launch.run_id, "/", launch.restart, "/", worlds++);
     store_ = c10::make_intrusive<c10d::PrefixStore>(prefix, shared_store(launch, options.timeout));
     // A connection of its own: on the shared one, whoever waits for a key keeps the others out.
-    constexpr auto kPatience = std::chrono::seconds(10);
-    failures_ = c10::make_intrusive<c10d::PrefixStore>(prefix, make_store(launch, kPatience, /*may_serve=*/false));
+    failures_ = c10::make_intrusive<c10d::PrefixStore>(prefix, make_store(launch, patience_, /*may_serve=*/false));
   }
 
   int rank() const override { return launch_.rank; }
@@ -193,17 +196,30 @@ class GlooFabric final : public Fabric {
 
   std::string publish_failure(const std::string& text) noexcept override {
     try {
-      const std::vector<uint8_t> mine(text.begin(), text.end());
-      const auto first = failures_->compareSet("failure", {}, mine);
-      return {first.begin(), first.end()};
+      // A store whose process is dead answers with an error, one whose process or host is stuck with nothing. Then the
+      // thread is left to wait for it.
+      auto answer = std::make_shared<std::promise<std::string>>();
+      auto first = answer->get_future();
+      std::thread([answer, text, store = failures_] {
+        try {
+          const auto value = store->compareSet("failure", {}, std::vector<uint8_t>(text.begin(), text.end()));
+          answer->set_value({value.begin(), value.end()});
+        } catch (const std::exception&) {
+          answer->set_value(text);
+        }
+      }).detach();
+      return first.wait_for(patience_) == std::future_status::ready ? first.get() : text;
     } catch (const std::exception&) {
-      return text;  // the store went with rank 0
+      return text;
     }
   }
 
  private:
+  static constexpr std::chrono::milliseconds kPatience = std::chrono::seconds(10);
+
   const Launch launch_;
   const WorldOptions options_;
+  const std::chrono::milliseconds patience_;  // with a store that does not answer
   StorePtr store_, failures_;
 };
 

@@ -90,7 +90,7 @@ Work GroupCore::start(Call call, c10::Device on) {
              ", for which this build has no transport (CUDA needs NCCL)");
   count(call);
   auto state =
-      std::make_shared<WorkState>(std::move(call.tensors), device.asynchronous() ? &device : nullptr, host_wait_ns_);
+      std::make_shared<WorkState>(std::move(call.memory), device.asynchronous() ? &device : nullptr, host_wait_ns_);
   Lane& lane = device.asynchronous() ? device_lane_ : host_lane_;
   call.header.number = lane.number++;
   HostTask task{.work = {},

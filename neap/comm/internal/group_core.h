@@ -2,7 +2,8 @@
 // every rank throws.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/Storage.h>
 
 #include <atomic>
 #include <cstdint>
@@ -31,7 +32,7 @@ struct Call {
   Bytes bytes;  // of the full buffer
   Bytes copied;
   std::function<void(Exchange&)> body;  // after the ranks have agreed on the header
-  std::vector<at::Tensor> tensors;      // what it reads and writes
+  std::vector<c10::Storage> memory;     // what it reads and writes
   std::vector<HostTask::Range> ranges;  // and where, for an asynchronous device
   Bytes wire_bytes;                     // what leaves this rank
   int latencies = 1;

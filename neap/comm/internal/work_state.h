@@ -1,7 +1,7 @@
 // The state that a Work shares with the thread that runs its collective.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
 
 #include <atomic>
 #include <cstdint>
@@ -22,13 +22,14 @@ namespace neap::comm::internal {
 class WorkState {
  public:
   // `device`: null for a CPU. `host_wait_ns` is added to while the host waits.
-  WorkState(std::vector<at::Tensor> tensors, device::Device* device, std::shared_ptr<std::atomic<int64_t>> host_wait_ns)
-      : tensors_(std::move(tensors)), device_(device), host_wait_ns_(std::move(host_wait_ns)) {}
+  WorkState(std::vector<c10::Storage> memory, device::Device* device,
+            std::shared_ptr<std::atomic<int64_t>> host_wait_ns)
+      : memory_(std::move(memory)), device_(device), host_wait_ns_(std::move(host_wait_ns)) {}
   ~WorkState();
   WorkState(const WorkState&) = delete;
   WorkState& operator=(const WorkState&) = delete;
 
-  // The running side: the collective has ended, well or not. On a CPU the tensors are let go before anyone is told, so
+  // The running side: the collective has ended, well or not. On a CPU the memory is let go before anyone is told, so
   // that their bytes are gone when wait() returns.
   void finish(std::exception_ptr error) noexcept NEAP_EXCLUDES(mutex_);
   // Once enqueued on an asynchronous device; by the thread that owns the Work, before it has it.
@@ -43,7 +44,8 @@ class WorkState {
   void block() NEAP_EXCLUDES(mutex_);
   void rethrow() NEAP_EXCLUDES(mutex_);
 
-  std::vector<at::Tensor> tensors_;  // CPU: of the running side until it is done; else of the owner
+  // Storages, not tensors: a tensor may be the last to hold an autograd graph, which is not to end on another thread.
+  std::vector<c10::Storage> memory_;  // CPU: of the running side until it is done; else of the owner
   device::Device* const device_;
   const std::shared_ptr<std::atomic<int64_t>> host_wait_ns_;
   device::Event end_;
