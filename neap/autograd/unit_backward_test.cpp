@@ -82,8 +82,7 @@ TEST_F(UnitBackwardTest, EventsEncloseTheUnitsOwnWork) {
 }
 
 TEST_F(UnitBackwardTest, AnOutputMayBeTheRootOfThePass) {
-  const Tensor loss =
-      a.point.run({x}, [&] { return at::linear(Mark::apply(x, &backward, "a body"), a.weight).sum(); });
+  const Tensor loss = a.point.run({x}, [&] { return at::linear(Mark::apply(x, &backward, "a body"), a.weight).sum(); });
   start_backward();
   loss.backward();
   EXPECT_THAT(backward, ElementsAre("a before", "a body", "a after"));

@@ -177,10 +177,15 @@ void Coordinator::enter(Unit& unit) {
 
 void Coordinator::leave(Unit& unit) {
   if (--unit.depth > 0) return;
-  if (c10::GradMode::is_enabled() && (unit.root || options_->stage != Stage::kParameters) && !in_backward()) {
-    unit.kept = true;
-  }
+  if (unit.root && !c10::GradMode::is_enabled()) drop_prefetched();
+  if (kept_for_backward(unit)) unit.kept = true;
   if (idle(unit)) reshard(unit);
+}
+
+// The unit that backward begins with would be gathered again at once.
+bool Coordinator::kept_for_backward(const Unit& unit) const {
+  if (!c10::GradMode::is_enabled() || in_backward()) return false;
+  return unit.root || options_->stage != Stage::kParameters || (options_->prefetch && &unit == first_in_backward_);
 }
 
 // What was kept for the backward of a forward that has failed goes too; a unit that is needed after all is gathered
@@ -200,8 +205,20 @@ void Coordinator::before_backward(Unit& unit) {
   begin_pass();
   ++unit.open_calls;
   unshard(unit);
-  for (const auto& group : unit.groups) group->open_gradients();
+  for (const auto& group : unit.groups) {
+    check_watched(*group);
+    group->open_gradients();
+  }
+  if (!unit.root && !std::exchange(pass_has_begun_a_unit_, true)) first_in_backward_ = &unit;
   prefetch(backward_order_.advance(unit.index));
+}
+
+// Torch has room for one such hook on a parameter. Without ours a gradient would be lost.
+void Coordinator::check_watched(const FlatGroup& group) {
+  for (std::size_t i = 0; i < group.size(); ++i) {
+    NEAP_CHECK(watched(group.parameter(i)), "[shard] expected the post-accumulate hook of '", group.parameter_name(i),
+               "' to be the one that sharding set; found that it was replaced; use Tensor::register_hook() instead");
+  }
 }
 
 void Coordinator::after_backward(Unit& unit) {
@@ -260,7 +277,7 @@ void Coordinator::begin_pass() {
   });
   pass_ = pass;
   backward_order_.restart();
-  reduced_in_pass_ = false;
+  reduced_in_pass_ = pass_has_begun_a_unit_ = false;
 }
 
 void Coordinator::end_pass() {

@@ -77,11 +77,13 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   void unshard(Unit& unit);
   void reshard(Unit& unit);
   void reshard_quietly(Unit& unit) noexcept;
+  bool kept_for_backward(const Unit& unit) const;
   bool idle(const Unit& unit) const { return unit.depth == 0 && unit.open_calls == 0 && !unit.kept && !unit.pinned; }
   void prefetch(int unit);
   void drop_prefetched();
   void count_live(Unit& unit, bool live);
 
+  static void check_watched(const FlatGroup& group);
   void begin_pass();
   void end_pass();
   void abort_pass() noexcept;
@@ -99,6 +101,8 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   std::weak_ptr<Pass> pass_;
   Unit* prefetched_ = nullptr;  // being gathered for a unit that has not begun
   Unit* reducing_ = nullptr;
+  const Unit* first_in_backward_ = nullptr;  // of the last pass, without the root
+  bool pass_has_begun_a_unit_ = false;
   bool sync_ = true;
   bool reduced_in_pass_ = false;
   int64_t live_ = 0, live_peak_ = 0;

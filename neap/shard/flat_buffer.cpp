@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/StorageImpl.h>
 
@@ -49,6 +50,7 @@ FlatBuffer::FlatBuffer(const at::Tensor& permanent)
 void FlatBuffer::allocate() {
   if (allocated_) return;
   c10::StorageImpl* storage = storage_of(tensor_);
+  const c10::DeviceGuard on(tensor_.device());  // allocators serve the current device
   c10::DataPtr memory = storage->allocator()->allocate(storage->nbytes());
   storage->clear_data_ptr_access_error_msg_();
   storage->set_data_ptr_noswap(std::move(memory));

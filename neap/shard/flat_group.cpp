@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "neap/autograd/graph_task.h"
+#include "neap/autograd/resident_storages.h"
 #include "neap/base/error.h"
 
 namespace neap::shard {
@@ -88,11 +89,16 @@ FlatGroup::FlatGroup(std::string unit, std::vector<NamedParameter> parameters, R
       handed_over_(c10::intrusive_ptr<c10::StorageImpl>()) {
   const at::NoGradGuard no_grad;
   make_views();
+  autograd::ResidentStorages::of_process().add(full_.tensor());
   if (slots_.front().parameter.is_meta()) initialise(options);
   for (std::size_t i = 0; i < slots_.size(); ++i) take_over(slots_[i], i);
 }
 
-FlatGroup::~FlatGroup() { drop_gradients(); }
+FlatGroup::~FlatGroup() {
+  drop_gradients();
+  reshard_quietly();
+  autograd::ResidentStorages::of_process().remove(full_.tensor());
+}
 
 std::string FlatGroup::named(const Slot& slot) const { return internal::concat("'", slot.name, "'"); }
 
@@ -197,13 +203,14 @@ void FlatGroup::reshard() {
   const Slot* written = nullptr;
   if (state_ == State::kUnsharded && !full_.tensor().storage().is_alias_of(shard_.storage())) {
     for (const Slot& slot : slots_) {
-      if (impl::version_counter(slot.parameter).current_version() != slot.version) written = &slot;
+      const bool replaced = !slot.parameter.storage().is_alias_of(full_.tensor().storage());
+      if (replaced || impl::version_counter(slot.parameter).current_version() != slot.version) written = &slot;
     }
   }
   reshard_quietly();
   NEAP_CHECK(written == nullptr, "[shard] expected the full parameters of '", unit_,
              "' to stay as they are while they are unsharded; found that ", named(*written),
-             " was written, which its shard does not know; write inside Sharded::with_full_parameters()");
+             " was written or replaced, which its shard does not know; write inside Sharded::with_full_parameters()");
 }
 
 void FlatGroup::reshard_quietly() noexcept {
@@ -387,6 +394,18 @@ void FlatGroup::drop_gradients() noexcept {
   pending_ = 0;
 }
 
+at::Tensor FlatGroup::flat_gradient() const {
+  const auto storage = handed_over_.lock();
+  if (storage == nullptr) return {};
+  at::Tensor flat;
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    const at::Tensor& grad = slots_[i].parameter.grad();
+    if (!grad.defined() || grad.storage().unsafeGetStorageImpl() != storage.get()) return {};
+    if (!flat.defined()) flat = grad.as_strided({layout_.shard_numel()}, {1}, 0);
+  }
+  return flat;
+}
+
 // ---- values
 
 void FlatGroup::gather_in_own_dtype(c10::function_ref<void(std::size_t, const at::Tensor&)> visit) {
@@ -428,6 +447,19 @@ void FlatGroup::load_full(std::size_t i, const at::Tensor& full) {
   }
   slot.shard.copy_(in_memory_order(ordered).narrow(0, mine.begin, mine.numel()));
   impl::bump_version(slot.parameter);  // a graph that saved the parameter must not go on with other values
+}
+
+void FlatGroup::load_piece(std::size_t i, int64_t begin, const at::Tensor& piece) {
+  NEAP_ASSERT(state_ == State::kSharded);
+  const at::NoGradGuard no_grad;
+  adopt_replaced(slots_[i], i);
+  const Piece mine = this->piece(i);
+  const int64_t first = std::max(begin, mine.begin), last = std::min(begin + piece.numel(), mine.end);
+  if (first >= last) return;
+  slots_[i]
+      .shard.narrow(0, first - mine.begin, last - first)
+      .copy_(piece.detach().narrow(0, first - begin, last - first));
+  impl::bump_version(slots_[i].parameter);
 }
 
 void FlatGroup::write_back() {

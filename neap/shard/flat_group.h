@@ -95,15 +95,16 @@ class FlatGroup {
   const std::string& parameter_name(std::size_t i) const { return slots_[i].name; }
   const at::Tensor& parameter(std::size_t i) const { return slots_[i].parameter; }
   at::IntArrayRef full_sizes(std::size_t i) const { return slots_[i].sizes; }
-  // REQUIRES: unsharded(); valid until reshard().
-  const at::Tensor& full_view(std::size_t i) const { return slots_[i].full; }
   const at::Tensor& shard_view(std::size_t i) const { return slots_[i].shard; }
   Piece piece(std::size_t i) const { return layout_.piece(i, ranks_.shard.rank()); }
   const FlatLayout& layout() const { return layout_; }
   const at::Tensor& flat_shard() const { return shard_; }
-  const at::Tensor& flat_unsharded() const { return full_.tensor(); }
+  // The gradients of all parameters, as they lie beside each other; undefined when they do not.
+  at::Tensor flat_gradient() const;
   // Copies from the full parameter, of any dtype and on any device, into this rank's piece. REQUIRES: resharded.
   void load_full(std::size_t i, const at::Tensor& full);
+  // Copies what a piece of the parameter, from element `begin` on, has in common with this rank's.
+  void load_piece(std::size_t i, int64_t begin, const at::Tensor& piece);
   // Copies what was written to the full parameters into this rank's piece. REQUIRES: unsharded().
   void write_back();
   void add_usage(Usage& usage) const;

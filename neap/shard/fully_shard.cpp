@@ -11,6 +11,7 @@
 #include <cmath>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <tuple>
 #include <unordered_map>
 
@@ -31,6 +32,20 @@ std::vector<GroupKey> group_keys(const std::vector<NamedParameter>& parameters) 
                     p.numel() * static_cast<int64_t>(p.element_size())});
   }
   return keys;
+}
+
+// Together the pieces contain all of this rank's.
+void check_cover(const FlatGroup& group, std::size_t i, std::vector<const Shard*> pieces) {
+  const Piece mine = group.piece(i);
+  std::ranges::sort(pieces, {}, &Shard::begin);
+  int64_t covered = mine.begin;
+  for (const Shard* piece : pieces) {
+    NEAP_CHECK(at::IntArrayRef(piece->full_size) == group.full_sizes(i), "[shard] expected pieces of '", piece->name,
+               "' of shape ", group.full_sizes(i), "; found some of ", at::IntArrayRef(piece->full_size));
+    if (piece->begin <= covered) covered = std::max(covered, piece->end);
+  }
+  NEAP_CHECK(covered >= mine.end, "[shard] expected pieces that cover elements ", mine.begin, " to ", mine.end, " of '",
+             group.parameter_name(i), "'; found none from ", covered, " on");
 }
 
 void check_options(const Options& options) {
@@ -212,6 +227,39 @@ std::vector<Shard> Sharded::shards() {
     shards.push_back({group.parameter_name(i), group.full_sizes(i).vec(), piece.begin, piece.end, group.shard_view(i)});
   });
   return shards;
+}
+
+std::vector<FlatShard> Sharded::flat_shards() {
+  impl_->coordinator->come_to_rest("flat_shards()");
+  std::vector<FlatShard> flats;
+  for (const auto& unit : impl_->coordinator->units()) {
+    for (const auto& group : unit->groups) flats.push_back({group->flat_shard(), group->flat_gradient()});
+  }
+  return flats;
+}
+
+void Sharded::load_shards(const std::vector<Shard>& pieces) {
+  impl_->coordinator->come_to_rest("load_shards()");
+  std::map<std::string_view, std::vector<const Shard*>> by_name;
+  for (const Shard& piece : pieces) {
+    NEAP_CHECK(piece.data.dim() == 1 && piece.data.numel() == piece.end - piece.begin,
+               "[shard] expected the piece of '", piece.name, "' to hold elements ", piece.begin, " to ", piece.end,
+               "; found ", piece.data.sizes());
+    by_name[piece.name].push_back(&piece);
+  }
+  std::size_t known = 0;
+  impl_->for_each_parameter([&](FlatGroup& group, std::size_t i) {
+    const auto found = by_name.find(group.parameter_name(i));
+    check_cover(group, i, found == by_name.end() ? std::vector<const Shard*>() : found->second);
+    known += found == by_name.end() ? 0 : 1;
+  });
+  NEAP_CHECK(known == by_name.size(), "[shard] expected pieces of the model's parameters alone; found ",
+             by_name.size() - known, " other names");
+  impl_->for_each_parameter([&](FlatGroup& group, std::size_t i) {
+    const auto found = by_name.find(group.parameter_name(i));
+    if (found == by_name.end()) return;
+    for (const Shard* piece : found->second) group.load_piece(i, piece->begin, piece->data);
+  });
 }
 
 std::map<std::string, at::Tensor> Sharded::full_state() {

@@ -56,6 +56,12 @@ struct Shard {
   at::Tensor data;                 // one-dimensional; lies in the flat shard
 };
 
+// The parameters of one group at once, for optimizers that need no borders between them.
+struct FlatShard {
+  at::Tensor data;      // one-dimensional, with padding that stays as it is under a gradient of 0
+  at::Tensor gradient;  // undefined when some parameter has none: step those that have one by one then
+};
+
 class Sharded {
  public:
   ~Sharded();
@@ -111,8 +117,12 @@ class Sharded {
   [[nodiscard]] std::vector<at::Tensor> parameters() const;
   // Between steps. Nothing is copied.
   [[nodiscard]] std::vector<Shard> shards();
+  [[nodiscard]] std::vector<FlatShard> flat_shards();
   // Full parameters on the CPU, on rank 0 of each shard group; empty on the others. Collective; one unit at a time.
   std::map<std::string, at::Tensor> full_state();
+  // Pieces of any sharding, as shards() gave them there, on any device; this rank keeps what it needs of them.
+  // UserError when they do not cover this rank's pieces, or are unknown, and then nothing has changed.
+  void load_shards(const std::vector<Shard>& pieces);
   // Every rank is given the full parameters and keeps its piece. UserError for names that are missing or unknown, or
   // other shapes, and then nothing has changed.
   void load_full_state(const std::map<std::string, at::Tensor>& state);

@@ -4,11 +4,13 @@
 #include <gtest/gtest.h>
 
 #include "neap/base/error.h"
-#include "neap/shard/test_support.h"
 #include "testing/matchers.h"
+#include "testing/sharded_training.h"
 
 namespace neap::shard {
 namespace {
+
+using namespace testing;
 
 using ::testing::HasSubstr;
 

@@ -8,14 +8,15 @@
 #include <limits>
 
 #include "neap/base/error.h"
-#include "neap/shard/test_support.h"
 #include "testing/matchers.h"
+#include "testing/sharded_training.h"
 
 namespace neap::shard {
 namespace {
 
+using namespace testing;
+
 using ::testing::AllOf;
-using testing::bit_equal;
 using ::testing::HasSubstr;
 
 constexpr int64_t kWidth = TestNet::kWidth;
@@ -221,6 +222,43 @@ TEST(State, FullStateIsWhatTheModelHadAndLoadsIntoAnotherWorld) {
     wrong = state;
     wrong["layers.0.p0"] = at::ones({kWidth});
     EXPECT_THAT(message_of([&] { sharded.load_full_state(wrong); }), HasSubstr("of shape"));
+  });
+}
+
+TEST(State, PiecesOfAnotherWorldAreCutAnew) {
+  std::vector<Shard> pieces[3];
+  on_ranks(3, {}, [&](comm::World& world, TestNet&, Sharded& sharded) {
+    for (Shard shard : sharded.shards()) {
+      shard.data = shard.data.detach() * 2;
+      pieces[world.rank()].push_back(shard);
+    }
+  });
+  std::vector<Shard> all;
+  for (const auto& some : pieces) all.insert(all.end(), some.begin(), some.end());
+  on_ranks(2, {}, [&](comm::World& world, TestNet&, Sharded& sharded) {
+    sharded.load_shards(all);
+    const auto state = sharded.full_state();
+    if (world.rank() == 0) {
+      EXPECT_TRUE(bit_equal(state.at("layers.1.p0"), parameter({kWidth, kWidth}, 2).detach() * 2));
+    }
+    EXPECT_THAT(message_of([&] { sharded.load_shards(pieces[2]); }), HasSubstr("that cover elements"));
+  });
+}
+
+TEST(State, AFlatShardStepsAllItsParametersAtOnce) {
+  on_ranks(2, {}, [](comm::World&, TestNet& net, Sharded& sharded) {
+    sharded.run([&] { return net.loss(0); }).backward();
+    const at::NoGradGuard no_grad;
+    std::vector<at::Tensor> expected;
+    for (const at::Tensor& p : sharded.parameters()) expected.push_back(p - p.grad() * 0.5);
+    for (const FlatShard& flat : sharded.flat_shards()) {
+      ASSERT_TRUE(flat.gradient.defined());
+      flat.data.sub_(flat.gradient * 0.5);
+    }
+    const auto parameters = sharded.parameters();
+    for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(bit_equal(parameters[i].detach(), expected[i]));
+    parameters[0].mutable_grad().reset();
+    EXPECT_FALSE(sharded.flat_shards()[0].gradient.defined());
   });
 }
 

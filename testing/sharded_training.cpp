@@ -1,4 +1,4 @@
-#include "neap/shard/test_support.h"
+#include "testing/sharded_training.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
@@ -15,7 +15,7 @@
 #include "testing/matchers.h"
 #include "testing/small_models.h"
 
-namespace neap::shard {
+namespace neap::testing {
 namespace {
 
 int64_t micro_batch_number(const Recipe& recipe, int64_t step, int rank, int64_t k) {
@@ -128,11 +128,11 @@ class Alone {
 void train_rank(const Recipe& recipe, comm::World& world, TestModel model, std::vector<at::Tensor>& losses,
                 std::map<std::string, at::Tensor>& state) {
   const comm::Mesh mesh(world.size(), world.rank(), recipe.mesh);
-  Sharded sharded = fully_shard(*model.module, world.groups(mesh), recipe.options);
+  shard::Sharded sharded = shard::fully_shard(*model.module, world.groups(mesh), recipe.options);
   const auto optimizer = recipe.optimizer(sharded.parameters());
   for (int64_t step = 0; step < recipe.steps; ++step) {
     for (int64_t k = 0; k < recipe.micro_batches; ++k) {
-      std::optional<Sharded::NoSync> no_sync;
+      std::optional<shard::Sharded::NoSync> no_sync;
       if (recipe.no_sync && k + 1 < recipe.micro_batches) no_sync.emplace(sharded);
       const at::Tensor loss =
           sharded.run([&] { return model.loss(micro_batch_number(recipe, step, world.rank(), k)); });
@@ -156,7 +156,7 @@ Trained train_sharded(const Recipe& recipe) {
   for (int rank = 0; rank < recipe.ranks; ++rank) models.push_back(recipe.model(rank));
   std::vector<std::vector<at::Tensor>> losses(ranks);
   std::vector<std::map<std::string, at::Tensor>> states(ranks);
-  testing::run_ranks(recipe.ranks, [&](comm::World& world) {
+  run_ranks(recipe.ranks, [&](comm::World& world) {
     const auto rank = static_cast<std::size_t>(world.rank());
     train_rank(recipe, world, std::move(models[rank]), losses[rank], states[rank]);
   });
@@ -188,22 +188,22 @@ std::unique_ptr<torch::optim::Optimizer> make_adamw(const std::vector<at::Tensor
 }
 
 ::testing::AssertionResult bit_equal(const Trained& a, const Trained& b) {
-  if (const auto equal = testing::bit_equal(a.losses, b.losses); !equal)
+  if (const auto equal = bit_equal(a.losses, b.losses); !equal)
     return ::testing::AssertionFailure() << "losses: " << equal.message();
   if (a.parameters.size() != b.parameters.size()) return ::testing::AssertionFailure() << "other parameters";
   for (const auto& [name, value] : a.parameters) {
     const auto other = b.parameters.find(name);
     if (other == b.parameters.end()) return ::testing::AssertionFailure() << "no " << name;
-    if (const auto equal = testing::bit_equal(value, other->second); !equal)
+    if (const auto equal = bit_equal(value, other->second); !equal)
       return ::testing::AssertionFailure() << name << ": " << equal.message();
   }
   return ::testing::AssertionSuccess();
 }
 
 TestModel rotary_decoder(c10::Device device) {
-  testing::RotaryDecoder::Shape shape;
+  RotaryDecoder::Shape shape;
   shape.layers = 4;
-  const auto model = std::make_shared<testing::RotaryDecoder>(shape, device);
+  const auto model = std::make_shared<RotaryDecoder>(shape, device);
   return {model, [model](int64_t micro_batch) { return model->loss(micro_batch); }};
 }
 
@@ -256,4 +256,4 @@ std::string message_of(const std::function<void()>& body) {
   return {};
 }
 
-}  // namespace neap::shard
+}  // namespace neap::testing

@@ -1,4 +1,4 @@
-// Training in pieces and in one process, for comparing them. For tests only.
+// Training in pieces and in one process, for comparing them, and small models to do it with.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,7 +17,7 @@
 #include "neap/shard/fully_shard.h"
 #include "testing/ranks.h"
 
-namespace neap::shard {
+namespace neap::testing {
 
 // A fresh model, the same each time, and its loss on a micro-batch.
 struct TestModel {
@@ -33,9 +33,9 @@ struct Recipe {
   int64_t micro_batches = 1;  // per rank and step
   bool no_sync = false;       // for all micro-batches but the last
   comm::MeshOptions mesh;
-  Options options;
+  shard::Options options;
   // Called on each rank when it is done, before the model goes.
-  std::function<void(Sharded&, TestModel&, int rank)> at_end;
+  std::function<void(shard::Sharded&, TestModel&, int rank)> at_end;
 };
 
 struct Trained {
@@ -96,4 +96,4 @@ std::shared_ptr<TestUnit> dense_unit(uint64_t seed);
 // What the error of `body` says; fails the test when there is none.
 std::string message_of(const std::function<void()>& body);
 
-}  // namespace neap::shard
+}  // namespace neap::testing
