@@ -253,7 +253,7 @@ void Coordinator::finish_unit(Unit& unit) {
 void Coordinator::begin_reduce(Unit& unit) {
   const auto has_gradients = [](const auto& group) { return group->gradients_open() || group->gradients_held(); };
   if (std::ranges::none_of(unit.groups, has_gradients)) return;
-  finish_reduce();
+  advance_reductions();
   for (const auto& group : unit.groups) {
     if (has_gradients(group)) group->begin_reduce();
   }
@@ -262,10 +262,19 @@ void Coordinator::begin_reduce(Unit& unit) {
   if (!options_->prefetch) finish_reduce();
 }
 
+// What was scattered goes on to the replicas, in whose group of ranks it keeps no scatter waiting.
+void Coordinator::advance_reductions() {
+  if (Unit* unit = std::exchange(averaging_, nullptr); unit != nullptr) {
+    for (const auto& group : unit->groups) group->finish_reduce();
+  }
+  averaging_ = std::exchange(reducing_, nullptr);
+  if (averaging_ == nullptr) return;
+  for (const auto& group : averaging_->groups) group->begin_replicas();
+}
+
 void Coordinator::finish_reduce() {
-  Unit* unit = std::exchange(reducing_, nullptr);
-  if (unit == nullptr) return;
-  for (const auto& group : unit->groups) group->finish_reduce();
+  advance_reductions();
+  advance_reductions();
 }
 
 void Coordinator::begin_pass() {
@@ -330,7 +339,7 @@ void Coordinator::hand_over_gradients() {
 }
 
 void Coordinator::abort_pass() noexcept {
-  prefetched_ = reducing_ = nullptr;
+  prefetched_ = reducing_ = averaging_ = nullptr;
   for (const auto& unit : units_) {
     unit->open_calls = 0;
     unit->kept = false;

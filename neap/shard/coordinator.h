@@ -91,6 +91,7 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   void finish_if_complete(Unit& unit);
   void finish_unit(Unit& unit);
   void begin_reduce(Unit& unit);
+  void advance_reductions();
   void finish_reduce();
   void hand_over_gradients();
 
@@ -99,8 +100,9 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   std::unique_ptr<const Options> options_;  // groups refer to it
   UnitOrder forward_order_, backward_order_;
   std::weak_ptr<Pass> pass_;
-  Unit* prefetched_ = nullptr;  // being gathered for a unit that has not begun
-  Unit* reducing_ = nullptr;
+  Unit* prefetched_ = nullptr;               // being gathered for a unit that has not begun
+  Unit* reducing_ = nullptr;                 // its gradients are being scattered
+  Unit* averaging_ = nullptr;                // and here added up over replicas
   const Unit* first_in_backward_ = nullptr;  // of the last pass, without the root
   bool pass_has_begun_a_unit_ = false;
   bool sync_ = true;

@@ -321,7 +321,9 @@ void FlatGroup::begin_reduce() {
   ++scatters_;
   if (ranks_.shard.size() == 1 && gradient_dtype_ == shard_dtype_) {
     arriving_ = gradient_.take(no_gradient_text_);
-    reduction_ = comm::Work();
+    reduction_ = ranks_.replicate.size() == 1
+                     ? comm::Work()
+                     : ranks_.replicate.all_reduce(arriving_, {.op = comm::ReduceOp::kSum}, unit_);
   } else {
     arriving_ = at::empty({layout_.shard_numel()}, shard_.options());
     reduction_ = ranks_.shard.reduce_scatter(arriving_, gradient_.tensor(), {.op = comm::ReduceOp::kSum}, unit_);
@@ -335,13 +337,20 @@ void FlatGroup::scale(at::Tensor& piece) const {
   if (options_.gradient_factor != 1) piece.mul_(options_.gradient_factor);
 }
 
+void FlatGroup::begin_replicas() {
+  if (!gradient_.allocated() || !reducing_) return;
+  reduction_.wait();
+  gradient_.release(no_gradient_text_);
+  if (ranks_.replicate.size() == 1) return;
+  reduction_ = ranks_.replicate.all_reduce(arriving_, {.op = comm::ReduceOp::kSum}, unit_);
+}
+
 void FlatGroup::finish_reduce() {
   if (!reducing_) return;
   const at::NoGradGuard no_grad;
+  begin_replicas();
   reducing_ = false;
   reduction_.wait();
-  gradient_.release(no_gradient_text_);
-  if (ranks_.replicate.size() > 1) ranks_.replicate.all_reduce(arriving_, {.op = comm::ReduceOp::kSum}, unit_).wait();
   scale(arriving_);
   if (reduced_.defined()) {
     reduced_.add_(arriving_);

@@ -74,6 +74,8 @@ class FlatGroup {
   bool gradients_held() const { return !open_ && gradient_.allocated() && !reducing_; }
   // Starts the reduction of what open_gradients() collected, or of what is held.
   void begin_reduce();
+  // When the pieces have arrived: lets the flat gradient go and starts adding up over replicas. Then the end of it.
+  void begin_replicas();
   void finish_reduce();
   bool reducing() const { return reducing_; }
 

@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "neap/base/error.h"
 #include "testing/matchers.h"
@@ -365,6 +368,56 @@ TEST(Gradients, SumAndFactorReplaceTheAverage) {
       EXPECT_TRUE(bit_equal(mine.unit(static_cast<std::size_t>(shard.name[7] - '0')).parameter(0).grad(),
                             (whole + whole).slice(0, shard.begin, shard.end) * 0.25));
     }
+  });
+}
+
+TEST(Gradients, OfMicroBatchesTogetherAreThoseOfOneBatch) {
+  const auto whole = three_units();
+  at::Tensor x = at::cat({TestNet::input(0), TestNet::input(1), TestNet::input(2), TestNet::input(3)});
+  for (const std::size_t i : {0, 1, 2}) x = whole->unit(i).forward(x);
+  x.pow(2).mean().backward();
+  for (const bool kept_full : {true, false}) {
+    Options options;
+    options.gradient_factor = 0.5;  // two micro-batches a rank
+    on_ranks(2, options, [&](comm::World& world, TestNet& net, Sharded& sharded) {
+      {
+        std::optional<Sharded::NoSync> no_sync;
+        if (kept_full) no_sync.emplace(sharded);
+        sharded.run([&] { return net.loss(world.rank()); }).backward();
+        EXPECT_EQ(sharded.usage().gradients > Bytes(0), kept_full);
+        EXPECT_EQ(net.unit(0).parameter(0).grad().defined(), !kept_full);
+      }
+      sharded.run([&] { return net.loss(2 + world.rank()); }).backward();
+      for (const Shard& shard : sharded.shards()) {
+        const auto i = static_cast<std::size_t>(shard.name[7] - '0');
+        const at::Tensor expected = whole->unit(i).parameter(0).grad().view(-1).slice(0, shard.begin, shard.end);
+        EXPECT_TRUE(at::allclose(net.unit(i).parameter(0).grad(), expected, 1e-5, 1e-8));
+      }
+    });
+  }
+}
+
+TEST(Gradients, UnderCreateGraphAreCopiedIntoPlaceAndCounted) {
+  on_ranks(2, {}, [](comm::World&, TestNet& net, Sharded& sharded) {
+    sharded.run([&] { return net.loss(0); }).backward();
+    std::vector<at::Tensor> expected;
+    for (const at::Tensor& p : net.parameters()) expected.push_back(std::exchange(p.mutable_grad(), at::Tensor()));
+    sharded.run([&] { return net.loss(0); }).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+    const auto parameters = net.parameters();
+    for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(bit_equal(parameters[i].grad().detach(), expected[i]));
+    EXPECT_EQ(sharded.usage().copied, Bytes(3 * kWidth * kWidth * 4));
+  });
+}
+
+TEST(Gradients, AReplacedHookIsNoticedBeforeAGradientIsLost) {
+  struct Nothing final : torch::autograd::PostAccumulateGradHook {
+    void operator()(const at::Tensor& /*parameter*/) override {}
+  };
+  on_ranks(2, {}, [](comm::World&, TestNet& net, Sharded& sharded) {
+    torch::autograd::impl::set_post_acc_grad_hooks(net.unit(1).parameter(0), std::make_unique<Nothing>());
+    EXPECT_THAT(message_of([&] { sharded.run([&] { return net.loss(0); }).backward(); }),
+                AllOf(HasSubstr("'layers.1.p0'"), HasSubstr("was replaced")));
+    expect_at_rest(sharded);
   });
 }
 
