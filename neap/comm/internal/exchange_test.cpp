@@ -146,6 +146,23 @@ TEST(Exchange, NamesThePeerThatIsGone) {
   leaves.join();
 }
 
+// Else the one that comes late would wait for links that nobody makes any more.
+TEST(LocalHub, AMemberThatComesAfterTheOthersGaveUpIsTurnedAway) {
+  LocalHub hub(3, std::chrono::minutes(1));
+  std::thread waits([&] { EXPECT_THROW(hub.join("pair", 2), LinkLost); });
+  hub.publish_failure("rank 2 left");
+  waits.join();
+  EXPECT_THROW(hub.join("pair", 2), LinkLost);
+  EXPECT_THROW(hub.join("pair", 2), LinkLost);
+  EXPECT_EQ(hub.publish_failure("later"), "rank 2 left");
+}
+
+TEST(LocalHub, AMeetingThatOneMemberLeavesForLatenessIsOver) {
+  LocalHub hub(2, std::chrono::milliseconds(1));
+  EXPECT_THROW(hub.join("pair", 2), LinkLost);
+  EXPECT_THROW(hub.join("pair", 2), LinkLost);
+}
+
 TEST(Exchange, AbortEndsAWaitOfThisRank) {
   const auto hub = std::make_shared<LocalHub>(2, std::chrono::minutes(1));
   std::unique_ptr<Transport> silent;

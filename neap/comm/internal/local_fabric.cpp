@@ -9,6 +9,8 @@
 namespace neap::comm::internal {
 namespace {
 
+using neap::internal::concat;
+
 // One direction between two members. A transfer waits here until the other side posts its half.
 class Channel {
  public:
@@ -130,17 +132,18 @@ class LocalTransport final : public Transport {
 
 std::shared_ptr<LocalGroup> LocalHub::join(const std::string& name, size_t members) {
   MutexLock lock(mutex_);
-  auto& group = groups_[name];
-  if (group == nullptr) group = std::make_shared<LocalGroup>(members);
-  auto joined = group;
-  const size_t& arrived = arrived_[name];
-  ++arrived_[name];
+  Meeting& meeting = meetings_[name];
+  if (meeting.group == nullptr) meeting.group = std::make_shared<LocalGroup>(members);
+  const bool open = !meeting.given_up && failure_.empty();
+  meeting.arrived += open ? 1 : 0;
   changed_.notify_all();
-  const bool all = changed_.wait_for(mutex_, timeout_, [&] { return arrived == members || !failure_.empty(); });
-  if (arrived != members)
-    throw LinkLost(all ? "another rank failed"
-                       : neap::internal::concat("only ", arrived, " of ", members, " ranks came"));
-  return joined;
+  const auto complete = [&] { return meeting.arrived == members; };
+  if (open) changed_.wait_for(mutex_, timeout_, [&] { return complete() || meeting.given_up || !failure_.empty(); });
+  if (complete()) return meeting.group;
+  meeting.given_up = true;
+  changed_.notify_all();
+  throw LinkLost(failure_.empty() ? concat("only ", meeting.arrived, " of ", members, " ranks came")
+                                  : "another rank failed");
 }
 
 std::string LocalHub::publish_failure(const std::string& text) {

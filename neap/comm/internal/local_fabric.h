@@ -22,6 +22,8 @@ class LocalHub {
   LocalHub(int size, std::chrono::nanoseconds timeout) : size_(size), timeout_(timeout) {}
 
   [[nodiscard]] int size() const { return size_; }
+  // Waits for the other members. Once one of them has given up, or the world has failed, all throw LinkLost: a member
+  // that came later would wait for one that never made its links.
   std::shared_ptr<LocalGroup> join(const std::string& name, size_t members) NEAP_EXCLUDES(mutex_);
   std::string publish_failure(const std::string& text) NEAP_EXCLUDES(mutex_);
 
@@ -30,8 +32,12 @@ class LocalHub {
   const std::chrono::nanoseconds timeout_;
   Mutex mutex_;
   CondVar changed_;
-  std::map<std::string, std::shared_ptr<LocalGroup>> groups_ NEAP_GUARDED_BY(mutex_);
-  std::map<std::string, size_t> arrived_ NEAP_GUARDED_BY(mutex_);
+  struct Meeting {
+    std::shared_ptr<LocalGroup> group;
+    size_t arrived = 0;
+    bool given_up = false;
+  };
+  std::map<std::string, Meeting> meetings_ NEAP_GUARDED_BY(mutex_);
   std::string failure_ NEAP_GUARDED_BY(mutex_);
 };
 
