@@ -39,8 +39,8 @@ namespace neap::recompute {
 
 using TensorList = std::vector<at::Tensor>;
 
-// Kept until the graph goes: capture by value, or what lives longer than the graph. Tensors for which gradients are
-// wanted are inputs or leaves; a captured one that is neither gets its gradient through the first run only.
+// Kept until the graph goes: capture by value, or what lives longer than the graph. A tensor that is captured rather
+// than an input stays in memory as it is, outside of the scope that surrounds the region; right for parameters.
 using Function = std::function<TensorList(at::ArrayRef<at::Tensor> inputs)>;
 
 struct RegionOptions : Options {

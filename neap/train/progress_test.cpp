@@ -58,5 +58,12 @@ TEST(Progress, TheFinalTableComparesPlannedAndMeasured) {
   EXPECT_THAT(final_table(RunSummary{}), Not(HasSubstr("planned")));
 }
 
+TEST(Progress, TheFinalTableSaysWhatRecomputationDid) {
+  RunSummary summary = two_steps();
+  EXPECT_THAT(final_table(summary), Not(HasSubstr("recomputed")));
+  for (StepMetrics& metrics : summary.steps) metrics.reruns = 4, metrics.bytes_not_kept = Bytes(3 << 20);
+  EXPECT_THAT(final_table(summary), HasSubstr("8 units, 3.00 MiB not kept in a step"));
+}
+
 }  // namespace
 }  // namespace neap::train

@@ -11,6 +11,7 @@
 
 #include "neap/base/scope_exit.h"
 #include "neap/offload/engine.h"
+#include "neap/recompute/recompute.h"
 #include "neap/trace/recorder.h"
 #include "neap/train/clip.h"
 
@@ -142,6 +143,7 @@ StepMetrics Trainer::step() {
   if (parts_.device_has_clock) metrics.device_step_ms = static_cast<double>(device.now_ns() - device_begin) * 1e-6;
   if (const auto stats = device.memory_stats()) metrics.device_peak = stats->allocated_peak;
   add_offload_report(metrics);
+  add_recompute_report(metrics);
   return metrics;
 }
 
@@ -156,6 +158,14 @@ void Trainer::add_offload_report(StepMetrics& metrics) const {
   metrics.planned_drop = report.planned_drop;
   metrics.measured_drop = report.measured_drop;
   metrics.findings = report.findings();
+}
+
+void Trainer::add_recompute_report(StepMetrics& metrics) const {
+  if (parts_.recompute == nullptr) return;
+  const recompute::StepReport report = parts_.recompute->take_step_report();
+  metrics.reruns = report.reruns;
+  metrics.bytes_not_kept = report.bytes_not_kept;
+  for (std::string& finding : report.findings()) metrics.findings.push_back(std::move(finding));
 }
 
 }  // namespace neap::train

@@ -20,6 +20,10 @@ std::vector<c10::Device> devices_of(at::ArrayRef<at::Tensor> tensors, at::ArrayR
     if (tensor.defined()) add(tensor.device());
   }
   for (const c10::Device device : more) add(device);
+  // In one order for all regions: generators are leased one after the other.
+  std::sort(devices.begin() + 1, devices.end(), [](c10::Device a, c10::Device b) {
+    return std::pair(a.type(), a.index()) < std::pair(b.type(), b.index());
+  });
   return devices;
 }
 

@@ -19,7 +19,8 @@
 
 namespace neap::recompute::internal {
 
-// The devices of the tensors and of `more`, each once and without meta; the CPU first.
+// The devices of the tensors and of `more`, each once and without meta; the CPU first, then
+// in order of type and index.
 std::vector<c10::Device> devices_of(at::ArrayRef<at::Tensor> tensors, at::ArrayRef<c10::Device> more);
 
 class Autocast {
