@@ -148,11 +148,13 @@ void Coordinator::drop_prefetched() {
 // ---- forward
 
 void Coordinator::run_forward(Unit& unit, c10::function_ref<void()> body) {
-  enter(unit);
+  bool entered = false;
   try {
+    enter(unit);
+    entered = true;
     body();
   } catch (...) {
-    --unit.depth;
+    if (entered) --unit.depth;
     give_up_forward();
     throw;
   }

@@ -95,9 +95,9 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   void finish_reduce();
   void hand_over_gradients();
 
-  std::vector<std::unique_ptr<Unit>> units_;
   Ranks ranks_;
   std::unique_ptr<const Options> options_;  // groups refer to it
+  std::vector<std::unique_ptr<Unit>> units_;
   UnitOrder forward_order_, backward_order_;
   std::weak_ptr<Pass> pass_;
   Unit* prefetched_ = nullptr;               // being gathered for a unit that has not begun

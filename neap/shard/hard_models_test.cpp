@@ -44,7 +44,11 @@ TEST_P(Worlds, HostileShapesAndMixedDtypesTrainAlike) {
     });
   };
   auto recipe = recipe_of([&](int) { return std::vector{unit(), dense_unit(9), unit()}; }, ranks);
-  EXPECT_TRUE(bit_equal(train_sharded(recipe), train_alone(recipe)));
+  const Trained alone = train_alone(recipe);
+  for (const bool fusion : {true, false}) {
+    recipe.options.comm_fusion = fusion;
+    EXPECT_TRUE(bit_equal(train_sharded(recipe), alone)) << (fusion ? "fused" : "one by one");
+  }
 }
 
 TEST_P(Worlds, ParametersInOtherOrdersOfMemoryKeepThem) {
