@@ -2,8 +2,9 @@
 //
 //   contract  every collective, over the world and over a mesh of two rows
 //   twice     two worlds, one after the other
-//   leave     rank 0 ends long before the others notice: nothing may be lost
+//   leave     one collective and the end: rank 0, who serves the store, must not be gone before the others are done
 //   loop      all_reduce for ever; says "looping" once it does
+//   rows      the same over a mesh of two rows: a shard group, then a replicate group
 //   mismatch  rank 1 calls another collective
 //   absent    rank 1 connects and never calls; ends when its standard input does
 //   throw     rank 1 throws between two collectives
@@ -45,6 +46,17 @@ void loop(World& world) {
   const at::Tensor tensor = at::ones({1 << 20});
   for (int64_t step = 0;; ++step) {
     world.all().all_reduce(tensor, {.op = ReduceOp::kAverage}, "layers.3").wait();
+    if (step == 2) std::cout << "looping" << std::endl;
+  }
+}
+
+void rows(World& world) {
+  const auto groups =
+      world.groups({world.size(), world.rank(), {.data_parallel_shard = -1, .data_parallel_replicate = 2}});
+  const at::Tensor full = at::ones({1 << 18}), mine = at::zeros({full.numel() / groups.shard.size()});
+  for (int64_t step = 0;; ++step) {
+    groups.shard.reduce_scatter(mine, full, {.op = ReduceOp::kAverage}, "layers.3").wait();
+    groups.replicate.all_reduce(mine, {.op = ReduceOp::kAverage}, "layers.3").wait();
     if (step == 2) std::cout << "looping" << std::endl;
   }
 }
@@ -101,6 +113,7 @@ void bench(World& world) {
 const std::map<std::string, Scenario> kScenarios{
     {"contract", contract},
     {"loop", loop},
+    {"rows", rows},
     {"mismatch", mismatch},
     {"absent", absent},
     {"throw", throw_between},

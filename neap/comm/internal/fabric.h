@@ -50,7 +50,7 @@ class Fabric {
   // not come in time. A name is used once.
   virtual std::unique_ptr<Transport> connect(const std::string& name, const std::vector<int>& ranks) = 0;
   // The first text that any rank of the world has published; that is `text` when none has before. When the others
-  // cannot be asked any more, `text` too. Thread-safe.
+  // cannot be told any more, `text` and that. Thread-safe.
   virtual std::string publish_failure(const std::string& text) noexcept = 0;
 };
 

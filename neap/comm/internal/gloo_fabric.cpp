@@ -195,22 +195,24 @@ class GlooFabric final : public Fabric {
   }
 
   std::string publish_failure(const std::string& text) noexcept override {
+    const std::string alone =
+        concat(text, launch_.agent_store ? "; the launcher" : "; rank 0", ", which serves the store, does not answer");
     try {
       // A store whose process is dead answers with an error, one whose process or host is stuck with nothing. Then the
       // thread is left to wait for it.
       auto answer = std::make_shared<std::promise<std::string>>();
       auto first = answer->get_future();
-      std::thread([answer, text, store = failures_] {
+      std::thread([answer, text, alone, store = failures_] {
         try {
           const auto value = store->compareSet("failure", {}, std::vector<uint8_t>(text.begin(), text.end()));
           answer->set_value({value.begin(), value.end()});
         } catch (const std::exception&) {
-          answer->set_value(text);
+          answer->set_value(alone);
         }
       }).detach();
-      return first.wait_for(patience_) == std::future_status::ready ? first.get() : text;
+      return first.wait_for(patience_) == std::future_status::ready ? first.get() : alone;
     } catch (const std::exception&) {
-      return text;
+      return alone;
     }
   }
 

@@ -155,7 +155,9 @@ std::exception_ptr GroupCore::attempt(Call& call, Lane& lane) noexcept {
   }
   if (!too_late.empty()) own = too_late;  // the links broke because this rank cut them
   world_->fail(kind, own);
-  return world_->failure(where, kind, own);
+  const int peer = lane.progress.waits_for;
+  const std::string waiting = peer < 0 ? "" : concat(", waiting for rank ", ranks_[static_cast<size_t>(peer)], ",");
+  return world_->failure(where + waiting, kind, own);
 }
 
 void GroupCore::converse(Call& call, Lane& lane) {

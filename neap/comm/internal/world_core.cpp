@@ -29,8 +29,8 @@ std::exception_ptr WorldCore::failure(const std::string& place, FailureKind own_
   MutexLock lock(mutex_);
   const auto kind = static_cast<FailureKind>(first_.front());
   const std::string first = first_.substr(1);
-  if (!own.empty() && (own == first || own_kind == FailureKind::kMismatch))
-    return make_error(own_kind, "[comm] " + own);
+  if (!own.empty() && first.starts_with(own)) return make_error(own_kind, "[comm] " + first);
+  if (!own.empty() && own_kind == FailureKind::kMismatch) return make_error(own_kind, "[comm] " + own);
   return make_error(kind, "[comm] " + place + " was ended by an earlier failure: " + first);
 }
 
