@@ -39,17 +39,12 @@ bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; 
 
 // Held by the graph task in the form of a callback. Destroyed without having run, it tells of a failed pass.
 struct Coordinator::Pass {
-  explicit Pass(std::weak_ptr<Coordinator> of) : owner(std::move(of)) {}
   ~Pass() {
-    if (end()) {
-      if (const auto coordinator = owner.lock()) coordinator->abort_pass();
-    }
+    if (const auto coordinator = owner.lock()) coordinator->give_up_pass(number);
   }
-  // True for the one caller that ends it.
-  bool end() { return !over.exchange(true); }
 
   const std::weak_ptr<Coordinator> owner;
-  std::atomic<bool> over{false};
+  const uint64_t number;
 };
 
 Coordinator::Coordinator(Ranks ranks, Options options)
@@ -162,7 +157,7 @@ void Coordinator::run_forward(Unit& unit, c10::function_ref<void()> body) {
 }
 
 void Coordinator::enter(Unit& unit) {
-  if (!in_backward()) abort_stale_pass();
+  give_up_stale_pass();
   if (unit.depth == 0) {
     if (unit.root && !in_backward()) forward_order_.restart();
     const bool root_is_there =
@@ -280,41 +275,50 @@ void Coordinator::finish_reduce() {
 }
 
 void Coordinator::begin_pass() {
-  if (const auto pass = pass_.lock(); pass != nullptr && !pass->over) return;  // also for passes inside of this one
-  const auto pass = std::make_shared<Pass>(weak_from_this());
+  uint64_t number = 0;
+  {
+    const MutexLock lock(pass_mutex_);
+    if (open_pass_ != 0) return;  // also for passes inside of this one
+    number = open_pass_ = ++last_pass_;
+  }
+  const std::shared_ptr<Pass> pass(new Pass{weak_from_this(), number});
   torch::autograd::Engine::get_default_engine().queue_callback([pass] {
-    const auto coordinator = pass->owner.lock();
-    if (pass->end() && coordinator != nullptr) coordinator->end_pass();
+    if (const auto coordinator = pass->owner.lock()) coordinator->end_pass(pass->number);
   });
-  pass_ = pass;
   backward_order_.restart();
   reduced_in_pass_ = pass_has_begun_a_unit_ = false;
 }
 
-void Coordinator::end_pass() {
+void Coordinator::end_pass(uint64_t number) {
   try {
-    // Units with a parameter whose gradient did not come although its node was to run.
-    for (const auto& unit : units_ | std::views::reverse) {
-      unit->open_calls = 0;
-      if (std::ranges::any_of(unit->groups, [](const auto& group) { return group->gradients_open(); })) {
-        finish_unit(*unit);
-      }
-    }
-    if (sync_) {
-      for (const auto& unit : units_ | std::views::reverse) begin_reduce(*unit);
-    }
-    finish_reduce();
-    hand_over_gradients();
-    drop_prefetched();
-    for (const auto& unit : units_) {
-      unit->kept = false;
-      if (idle(*unit) && unit->live) reshard(*unit);
-    }
-    forward_order_.restart();
+    finish_pass();
   } catch (...) {
-    abort_pass();
+    give_up_pass(number);
     throw;
   }
+  const MutexLock lock(pass_mutex_);
+  open_pass_ = 0;
+}
+
+void Coordinator::finish_pass() {
+  // Units with a parameter whose gradient did not come although its node was to run.
+  for (const auto& unit : units_ | std::views::reverse) {
+    unit->open_calls = 0;
+    if (std::ranges::any_of(unit->groups, [](const auto& group) { return group->gradients_open(); })) {
+      finish_unit(*unit);
+    }
+  }
+  if (sync_) {
+    for (const auto& unit : units_ | std::views::reverse) begin_reduce(*unit);
+  }
+  finish_reduce();
+  hand_over_gradients();
+  drop_prefetched();
+  for (const auto& unit : units_) {
+    unit->kept = false;
+    if (idle(*unit) && unit->live) reshard(*unit);
+  }
+  forward_order_.restart();
 }
 
 // A parameter that no rank used keeps an undefined gradient, which optimizers skip; one that some rank used has one on
@@ -351,9 +355,19 @@ void Coordinator::abort_pass() noexcept {
   forward_order_.restart();
 }
 
-// A failed pass may be let go of late, by another thread.
-void Coordinator::abort_stale_pass() noexcept {
-  if (const auto pass = pass_.lock(); pass != nullptr && pass->end()) abort_pass();
+// Once for each pass that has failed: by whoever lets go of it, maybe late and on a device's thread, or by the next
+// step.
+void Coordinator::give_up_pass(uint64_t number) noexcept {
+  const MutexLock lock(pass_mutex_);
+  if (open_pass_ == 0 || open_pass_ != number) return;
+  open_pass_ = 0;
+  abort_pass();
+}
+
+void Coordinator::give_up_stale_pass() noexcept {
+  if (in_backward()) return;
+  const MutexLock lock(pass_mutex_);
+  if (std::exchange(open_pass_, 0) != 0) abort_pass();
 }
 
 // ---- at the user's wish
@@ -380,14 +394,15 @@ void Coordinator::reshard_all_quietly() noexcept {
 }
 
 void Coordinator::come_to_rest(const char* what) {
-  if (!in_backward()) abort_stale_pass();
+  give_up_stale_pass();
   const bool busy = in_backward() || std::ranges::any_of(units_, [](const auto& unit) { return unit->depth > 0; });
   NEAP_CHECK(!busy, "[shard] expected ", what, " between steps; found it inside a forward or backward pass");
   drop_prefetched();
   reshard_all();
 }
 
-Usage Coordinator::usage() const {
+Usage Coordinator::usage() {
+  give_up_stale_pass();
   Usage usage;
   for (const auto& unit : units_) {
     for (const auto& group : unit->groups) group->add_usage(usage);

@@ -2,15 +2,17 @@
 //
 // One per sharded model. Unit hooks and gradient hooks report what happens; the coordinator decides, from that alone
 // and so alike on every rank, which collectives to start. One thread at a time: the one that runs forward, and in
-// backward the one that runs the node, which on a device is autograd's thread of that device.
+// backward the one that runs the node, which on a device is autograd's thread of that device. A pass that failed may be
+// let go of while the next step begins; that alone is behind a lock.
 #pragma once
 
-#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "neap/autograd/hook_point.h"
+#include "neap/base/mutex.h"
 #include "neap/shard/flat_group.h"
 #include "neap/shard/options.h"
 #include "neap/shard/unit_order.h"
@@ -64,7 +66,7 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   Unit& root() { return *units_.back(); }
   const Options& options() const { return *options_; }
   const Ranks& ranks() const { return ranks_; }
-  Usage usage() const;
+  Usage usage();
   void reset_peak() { live_peak_ = live_; }
 
  private:
@@ -85,9 +87,11 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
 
   static void check_watched(const FlatGroup& group);
   void begin_pass();
-  void end_pass();
+  void end_pass(uint64_t number);
+  void finish_pass();
+  void give_up_pass(uint64_t number) noexcept NEAP_EXCLUDES(pass_mutex_);
+  void give_up_stale_pass() noexcept NEAP_EXCLUDES(pass_mutex_);
   void abort_pass() noexcept;
-  void abort_stale_pass() noexcept;
   void finish_if_complete(Unit& unit);
   void finish_unit(Unit& unit);
   void begin_reduce(Unit& unit);
@@ -99,11 +103,13 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   std::unique_ptr<const Options> options_;  // groups refer to it
   std::vector<std::unique_ptr<Unit>> units_;
   UnitOrder forward_order_, backward_order_;
-  std::weak_ptr<Pass> pass_;
-  Unit* prefetched_ = nullptr;               // being gathered for a unit that has not begun
-  Unit* reducing_ = nullptr;                 // its gradients are being scattered
-  Unit* averaging_ = nullptr;                // and here added up over replicas
-  const Unit* first_in_backward_ = nullptr;  // of the last pass, without the root
+  Mutex pass_mutex_;
+  uint64_t last_pass_ NEAP_GUARDED_BY(pass_mutex_) = 0;
+  uint64_t open_pass_ NEAP_GUARDED_BY(pass_mutex_) = 0;  // 0: none
+  Unit* prefetched_ = nullptr;                           // being gathered for a unit that has not begun
+  Unit* reducing_ = nullptr;                             // its gradients are being scattered
+  Unit* averaging_ = nullptr;                            // and here added up over replicas
+  const Unit* first_in_backward_ = nullptr;              // of the last pass, without the root
   bool pass_has_begun_a_unit_ = false;
   bool sync_ = true;
   bool reduced_in_pass_ = false;
