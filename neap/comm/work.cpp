@@ -9,8 +9,7 @@
 namespace neap::comm {
 namespace internal {
 
-// Dropped without wait(): the memory may be used again once the collective is done.
-WorkState::~WorkState() {
+void WorkState::drop() noexcept {
   if (device_ == nullptr) return;
   for (const auto& storage : memory_) {
     try {
@@ -19,6 +18,7 @@ WorkState::~WorkState() {
       // A device that is in error: nothing is reused on it any more.
     }
   }
+  memory_.clear();
 }
 
 void WorkState::finish(std::exception_ptr error) noexcept {
@@ -74,8 +74,13 @@ void WorkState::synchronize() {
 Work::Work() noexcept = default;
 Work::Work(std::shared_ptr<internal::WorkState> state) noexcept : state_(std::move(state)) {}
 Work::Work(Work&&) noexcept = default;
-Work& Work::operator=(Work&&) noexcept = default;
-Work::~Work() = default;
+Work& Work::operator=(Work&& other) noexcept {
+  std::swap(state_, other.state_);
+  return *this;
+}
+Work::~Work() {
+  if (state_ != nullptr) state_->drop();
+}
 
 void Work::wait() {
   if (state_ != nullptr) state_->wait();

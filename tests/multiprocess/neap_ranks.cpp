@@ -1,6 +1,7 @@
 // One rank of a world of processes: neap_ranks SCENARIO [TIMEOUT_MS]
 //
 //   contract  every collective, over the world and over a mesh of two rows
+//   sim       every collective over the memory of simulated devices, one a process
 //   twice     two worlds, one after the other
 //   leave     one collective and the end: rank 0, who serves the store, must not be gone before the others are done
 //   loop      all_reduce for ever; says "looping" once it does
@@ -26,6 +27,7 @@
 
 #include "neap/comm/world.h"
 #include "testing/collective_contract.h"
+#include "testing/sim_fixture.h"
 
 namespace {
 
@@ -34,12 +36,12 @@ using namespace neap::comm;
 using Scenario = std::function<void(World&)>;
 
 void contract(World& world) {
-  testing::check_collectives(world.all(), c10::kCPU);
+  neap::testing::check_collectives(world.all(), c10::kCPU);
   if (world.size() % 2 != 0) return;
   const Mesh mesh(world.size(), world.rank(), {.data_parallel_shard = -1, .data_parallel_replicate = 2});
   const auto groups = world.groups(mesh);
-  testing::check_collectives(groups.shard, c10::kCPU);
-  testing::check_collectives(groups.replicate, c10::kCPU);
+  neap::testing::check_collectives(groups.shard, c10::kCPU);
+  neap::testing::check_collectives(groups.replicate, c10::kCPU);
 }
 
 void loop(World& world) {
@@ -112,6 +114,13 @@ void bench(World& world) {
 
 const std::map<std::string, Scenario> kScenarios{
     {"contract", contract},
+    {"sim",
+     [](World& world) {
+       neap::testing::sim_control();
+       neap::testing::check_collectives(world.all(), neap::testing::sim());
+       for (const auto& hazard : neap::testing::sim_control().take_hazards()) throw std::runtime_error(hazard);
+     }},
+
     {"loop", loop},
     {"rows", rows},
     {"mismatch", mismatch},

@@ -80,6 +80,13 @@ def test_every_collective_over_gloo(size):
             assert out == f"rank {rank} of {size}, attempt 0: ok\n"
 
 
+def test_every_collective_between_simulated_devices():
+    with ranks(2, "sim") as world:
+        for process in world:
+            code, _, err = end(process)
+            assert code == 0, err
+
+
 def test_a_process_may_have_one_world_after_another():
     with ranks(2, "twice") as world:
         assert [end(process)[0] for process in world] == [0, 0]

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <utility>
 
+#include "neap/base/scope_exit.h"
 #include "neap/device/device.h"
 #include "neap/device/host_task.h"
 #include "neap/trace/recorder.h"
@@ -103,13 +104,16 @@ Work GroupCore::start(Call call, c10::Device on) {
     MutexLock lock(mutex_);
     ++outstanding_;
   }
+  ScopeExit not_started([this] { end_one(); });
   if (!device.asynchronous()) {
     worker_.push(std::move(task.work));
+    not_started.dismiss();
     return Work(std::move(state));
   }
   const auto stream = device.collective_stream();
   stream.wait(device.current_stream().record());  // what the collective reads is there, what it writes is not in use
   device::launch_host_task(stream, std::move(task));
+  not_started.dismiss();
   state->set_end(stream.record());
   return Work(std::move(state));
 }
@@ -126,6 +130,10 @@ void GroupCore::run(Call& call, Lane& lane, WorkState& state) noexcept {
     if (error == nullptr && &lane == &host_lane_) trace(call, begin);
   }
   state.finish(std::move(error));
+  end_one();
+}
+
+void GroupCore::end_one() noexcept {
   MutexLock lock(mutex_);
   --outstanding_;
   idle_.notify_all();

@@ -72,6 +72,7 @@ class GroupCore {
   };
 
   void run(Call& call, Lane& lane, WorkState& state) noexcept;
+  void end_one() noexcept NEAP_EXCLUDES(mutex_);
   std::exception_ptr attempt(Call& call, Lane& lane) noexcept;
   void converse(Call& call, Lane& lane);
   void connect(Lane& lane);

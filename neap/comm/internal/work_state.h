@@ -25,7 +25,6 @@ class WorkState {
   WorkState(std::vector<c10::Storage> memory, device::Device* device,
             std::shared_ptr<std::atomic<int64_t>> host_wait_ns)
       : memory_(std::move(memory)), device_(device), host_wait_ns_(std::move(host_wait_ns)) {}
-  ~WorkState();
   WorkState(const WorkState&) = delete;
   WorkState& operator=(const WorkState&) = delete;
 
@@ -39,6 +38,9 @@ class WorkState {
   void wait() NEAP_EXCLUDES(mutex_);
   void synchronize() NEAP_EXCLUDES(mutex_);
   bool done() const NEAP_EXCLUDES(mutex_);
+  // The Work goes. If it was not waited for, the device's allocator is told who still uses the memory: here, on the
+  // owner's thread, so that the memory is free at a point that does not depend on when the collective runs.
+  void drop() noexcept;
 
  private:
   void block() NEAP_EXCLUDES(mutex_);

@@ -198,8 +198,10 @@ class Engine {
   Block* try_charge(Stream* on, std::size_t bytes, void* adopted, const char* what) NEAP_REQUIRES(mutex_);
   bool uncharge(Block* block) NEAP_REQUIRES(mutex_);
   void give_back(Block* block) NEAP_REQUIRES(mutex_);
-  bool over(const LateFree& late, std::shared_ptr<const Recording>& behind) NEAP_REQUIRES(mutex_);
-  void settle_late_frees() NEAP_EXCLUDES(mutex_);
+  bool over(const LateFree& late, int device, std::shared_ptr<const Recording>& behind) NEAP_REQUIRES(mutex_);
+  // Waits for the real work of frees that are over on the clock, but of this device's streams alone: another's may wait
+  // for this very thread, when ranks are threads and the work is a collective.
+  void settle_late_frees(int device) NEAP_EXCLUDES(mutex_);
   bool wait_for_late_frees(int device) NEAP_EXCLUDES(mutex_);
   void trace_memory(int device) NEAP_REQUIRES(mutex_);
   const Block* find_block(const void* address) const NEAP_REQUIRES(mutex_);
