@@ -4,10 +4,12 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "neap/base/error.h"
 #include "neap/base/log.h"
 #include "neap/device/device.h"
+#include "neap/device/host_task.h"
 #include "neap/sim/control.h"
 #include "neap/sim/loader.h"
 
@@ -40,6 +42,9 @@ sim::DeviceConfig sim_config(const DeviceSection& section, sim::DeviceConfig con
 OpenDevice open_sim(const DeviceSection& section, trace::Recorder* recorder) {
   sim::Control& control = sim::load();
   control.configure(sim_config(section, control.config()));
+  device::set_host_task_launcher(c10::kPrivateUse1, [&control](const device::Stream& stream, HostTask task) {
+    control.run_on_stream(stream.unwrap().device_index(), stream.unwrap().id(), std::move(task));
+  });
   const bool is_virtual = section.clock == train::SimClock::kVirtual;
   if (is_virtual) {
     device::set_clock(c10::kPrivateUse1, [&control](c10::DeviceIndex index) { return control.host_time_ns(index); });

@@ -3,17 +3,32 @@
 #include <ATen/Context.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "neap/device/host_task.h"
+
 namespace neap::sim {
-extern "C" Control& neap_sim_control_v1();
+extern "C" Control& neap_sim_control_v2();
 }
 
 namespace neap::testing {
+namespace {
+
+int devices_of_this_executable = 2;
+
+}  // namespace
+
+bool use_sim_devices(int devices) {
+  devices_of_this_executable = devices;
+  return true;
+}
 
 // Linked, not loaded: registering is a call, so linking the library changes nothing in tests that do not use it.
 sim::Control& sim_control() {
   static auto& control = []() -> sim::Control& {
-    auto& made = sim::neap_sim_control_v1();
+    auto& made = sim::neap_sim_control_v2();
     made.configure(default_config());
+    device::set_host_task_launcher(kSim, [&made](const device::Stream& stream, HostTask task) {
+      made.run_on_stream(stream.unwrap().device_index(), stream.unwrap().id(), std::move(task));
+    });
     return made;
   }();
   return control;
@@ -30,7 +45,7 @@ void HeldCopies::resume() {
 
 sim::DeviceConfig default_config() {
   sim::DeviceConfig config;
-  config.devices = 2;
+  config.devices = devices_of_this_executable;
   config.hazard_check = true;
   config.poison = true;
   return config;

@@ -3,9 +3,10 @@
 //   class Offload : public SimTest {};
 //   TEST_F(Offload, MovesNothingWhenTheBudgetIsLarge) { auto x = at::ones({4}, on_sim()); … }
 //
-// Every test starts with the default test configuration (two devices, hazard checker and poison on, links at memcpy
-// speed, the virtual clock), fresh counters and a fixed seed. When it ends, all queued work is waited for, and the test
-// fails if the checker found a hazard or if device or pinned bytes are not back where they were.
+// Every test starts with the default test configuration (two devices unless use_sim_devices() said otherwise, hazard
+// checker and poison on, links at memcpy speed, the virtual clock), fresh counters and a fixed seed. When it ends, all
+// queued work is waited for, and the test fails if the checker found a hazard or if device or pinned bytes are not back
+// where they were.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,6 +30,10 @@ inline c10::TensorOptions pinned() { return c10::TensorOptions().pinned_memory(t
 
 // What a test starts with.
 sim::DeviceConfig default_config();
+
+// How many devices the tests of this executable have, where two are not enough: a rank that is a thread takes one of
+// its own. Called before the first use of sim, by the initialiser of a global: the number is fixed from then on.
+bool use_sim_devices(int devices);
 
 // Registers sim in this process on the first call.
 sim::Control& sim_control();

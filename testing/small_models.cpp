@@ -42,9 +42,11 @@ RotaryLayer::RotaryLayer(int64_t dim, int64_t heads, c10::Device device)
       down_(register_parameter("down", parameter({dim, 4 * dim}, 0.1, device))) {}
 
 at::Tensor RotaryLayer::forward(const at::Tensor& x, const RotaryTables& tables, Handing handing) {
-  const auto run = [&] { return body(x, tables); };
-  if (handing == Handing::kKeyword) return hook_point().run({x}, run);
-  return hook_point().run({x, tables.cos, tables.sin}, run);
+  if (handing == Handing::kKeyword) return hook_point().run(*this, {x}, &RotaryLayer::body, tables);
+  return hook_point().run(*this, {x, tables.cos, tables.sin},
+                          [](RotaryLayer& layer, const at::Tensor& in, const at::Tensor& cos, const at::Tensor& sin) {
+                            return layer.body(in, {cos, sin});
+                          });
 }
 
 at::Tensor RotaryLayer::body(const at::Tensor& x, const RotaryTables& tables) const {
@@ -91,7 +93,7 @@ HostileUnit::HostileUnit(int64_t channels, at::TensorOptions options)
       scale_(register_parameter("scale", parameter({}, 1.0, options))) {}
 
 at::Tensor HostileUnit::forward(const at::Tensor& x, const at::Tensor& index) {
-  return hook_point().run({x, index}, [&] { return body(x, index); });
+  return hook_point().run(*this, {x, index}, &HostileUnit::body);
 }
 
 at::Tensor HostileUnit::body(const at::Tensor& x, const at::Tensor& index) const {
@@ -132,7 +134,7 @@ class FunctionUnits::Unit : public torch::nn::Module, public autograd::Hookable 
  public:
   explicit Unit(Body body) : body_(std::move(body)) {}
   at::Tensor forward(const at::Tensor& x) {
-    return hook_point().run({x}, [&] { return body_(x); });
+    return hook_point().run(*this, {x}, [](Unit& unit, const at::Tensor& in) { return unit.body_(in); });
   }
 
  private:

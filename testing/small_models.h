@@ -27,6 +27,10 @@ namespace neap::testing {
 struct RotaryTables {
   at::Tensor cos, sin;
 };
+template <class Visit>
+void visit_tensors(const RotaryTables& tables, Visit&& visit) {
+  visit(tables.cos), visit(tables.sin);
+}
 
 // How a layer gets its tables. kKeyword: beside the inputs that it declares to its hook point, as a keyword argument
 // bypasses hooks that look at positional ones.

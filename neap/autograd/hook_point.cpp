@@ -7,7 +7,16 @@
 
 namespace neap::autograd {
 
+static constinit thread_local int t_reruns = 0;
+
+bool running_again() noexcept { return t_reruns > 0; }
+RunningAgain::RunningAgain() noexcept { ++t_reruns; }
+RunningAgain::~RunningAgain() { --t_reruns; }
+
 void UnitHook::around_forward(const UnitCall& /*call*/, c10::function_ref<void()> body) { body(); }
+void UnitHook::around_repeatable(const UnitCall& call, const UnitForward& forward) {
+  around_forward(call, forward.body());
+}
 void UnitHook::before_backward(const UnitCall& /*call*/) {}
 void UnitHook::after_backward(const UnitCall& /*call*/) {}
 void UnitHook::backward_failed(const UnitCall& /*call*/) noexcept {}
@@ -27,6 +36,7 @@ void Attachments::remove(const std::shared_ptr<const Attachment>& attachment) {
   const MutexLock lock(mutex_);
   AttachmentList list = *list_;
   std::erase(list, attachment);
+  attachment->detached = true;
   replace(std::move(list));
 }
 
@@ -45,39 +55,72 @@ namespace {
 std::atomic<uint64_t> g_next_call{0};
 
 // The hooks' around_forward() calls, one inside the other, and the unit's body in the middle.
-struct Nest {
-  const UnitCall& call;
-  const AttachmentList& hooks;
-  c10::function_ref<void()> body;
-  int entered = 0;
-  int completed = 0;
+class Nest {
+ public:
+  Nest(const UnitCall& call, const std::shared_ptr<const AttachmentList>& hooks, at::ArrayRef<at::Tensor> inputs,
+       c10::function_ref<void()> body, const Repeat* repeat)
+      : call_(call), hooks_(hooks), inputs_(inputs), body_(body), repeat_(repeat) {}
 
+  void run() {
+    enter(0);
+    NEAP_ASSERT(entered_ == 1 && completed_ == 1,
+                "around_forward() must call the body exactly once and let its exceptions pass; found ", entered_,
+                " calls, of which ", completed_, " returned");
+  }
+
+ private:
   void enter(std::size_t depth) {
-    if (depth < hooks.size()) {
-      hooks[depth]->hook->around_forward(call, [&] { enter(depth + 1); });
+    if (depth == hooks_->size()) {
+      ++entered_;
+      body_();
+      ++completed_;
       return;
     }
-    ++entered;
-    body();
-    ++completed;
+    const auto inner = [&] { enter(depth + 1); };
+    const auto again = [&] { return again_from(depth + 1); };
+    (*hooks_)[depth]->hook->around_repeatable(call_, UnitForward(inputs_, inner, again));
   }
+
+  // Keeps the hooks further in: with others, the second run might save other tensors than the first.
+  Rerun again_from(std::size_t depth) const {
+    if (repeat_ == nullptr) return {};
+    auto hooks =
+        std::make_shared<const AttachmentList>(hooks_->begin() + static_cast<std::ptrdiff_t>(depth), hooks_->end());
+    return [call = call_, hooks = std::shared_ptr<const AttachmentList>(std::move(hooks)), module = repeat_->module,
+            body = repeat_->body()](at::ArrayRef<at::Tensor> inputs) {
+      const std::shared_ptr<const void> alive = module.lock();
+      NEAP_CHECK(alive != nullptr,
+                 "[hook point] expected the module of a unit that runs again in backward to be alive; found it "
+                 "destroyed since forward; keep the model until backward is done");
+      const RunningAgain mark;
+      const auto run_body = [&] { body(inputs); };
+      const auto copy_body = [&] { return body; };
+      const Repeat repeat{module, copy_body};
+      Nest(call, hooks, inputs, run_body, &repeat).run();
+    };
+  }
+
+  const UnitCall& call_;
+  const std::shared_ptr<const AttachmentList>& hooks_;
+  at::ArrayRef<at::Tensor> inputs_;
+  c10::function_ref<void()> body_;
+  const Repeat* repeat_;
+  int entered_ = 0;
+  int completed_ = 0;
 };
 
 }  // namespace
 
-void run_hooked(HookPoint& unit, const AttachmentList& hooks, at::ArrayRef<at::Tensor> inputs,
-                c10::function_ref<void()> body, c10::function_ref<void(std::vector<at::Tensor>&)> outputs) {
+void run_hooked(HookPoint& unit, const std::shared_ptr<const AttachmentList>& hooks, at::ArrayRef<at::Tensor> inputs,
+                c10::function_ref<void()> body, c10::function_ref<void(std::vector<at::Tensor>&)> outputs,
+                const Repeat* repeat) {
   const UnitCall call{unit, g_next_call.fetch_add(1, std::memory_order_relaxed)};
   std::optional<UnitBoundary> boundary = UnitBoundary::before_forward(inputs);
-  Nest nest{call, hooks, body};
-  nest.enter(0);
-  NEAP_ASSERT(nest.entered == 1 && nest.completed == 1,
-              "around_forward() must call the body exactly once and let its exceptions pass; found ", nest.entered,
-              " calls, of which ", nest.completed, " returned");
+  Nest(call, hooks, inputs, body, repeat).run();
   if (!boundary.has_value()) return;
   std::vector<at::Tensor> tensors;
   outputs(tensors);
-  watch_backward(call, hooks, *boundary, tensors);
+  watch_backward(call, *hooks, *boundary, tensors);
 }
 
 }  // namespace internal

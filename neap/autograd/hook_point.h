@@ -8,6 +8,16 @@
 //       return hook_point().run({x, cos, sin}, [&] { return …; });
 //     }
 //
+// A unit that may be run again in backward (recompute) instead names a member function and hands it what it needs:
+//
+//     at::Tensor forward(const at::Tensor& x, const RotaryTables& rotary) {
+//       return hook_point().run(*this, {x, rotary.cos, rotary.sin}, &BlockImpl::body);
+//     }
+//
+// The inputs reach the body through the hook point, so that a second run can be given others. Further arguments are
+// copied when a hook asks for a second run; a lambda is taken too, if it captures nothing. Hence nothing that a later
+// run uses can have died with forward, and the module itself is checked for being alive.
+//
 // With nothing attached, run() is a plain call of the body after one atomic load. Features attach a UnitHook; several
 // may share a unit and then nest by HookOrder.
 //
@@ -39,13 +49,17 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "neap/autograd/version_stamp.h"
 #include "neap/autograd/visit_tensors.h"
+#include "neap/base/error.h"
 #include "neap/base/mutex.h"
 
 namespace neap::autograd {
@@ -62,6 +76,43 @@ struct UnitCall {
   uint64_t id;  // unique in the process: tells apart several forward passes that wait for their backward
 };
 
+// Runs a unit's forward again on other inputs, in the order in which run() was given them; the outputs are dropped.
+// Owns all it needs but the module. On any thread, any number of times. Throws UserError if the module is gone, and
+// what autograd throws if a tensor among the body's further arguments was changed in place since.
+using Rerun = std::function<void(at::ArrayRef<at::Tensor> inputs)>;
+
+// This thread is inside a Rerun or another second run: units that run now do so for tensors of a pass whose forward is
+// long over. What comes out of them is thrown away, and an exception may end them when those tensors are there.
+bool running_again() noexcept;
+
+// Makes running_again() true on this thread while it lives. May nest.
+class RunningAgain {
+ public:
+  RunningAgain() noexcept;
+  ~RunningAgain();
+  RunningAgain(const RunningAgain&) = delete;
+  RunningAgain& operator=(const RunningAgain&) = delete;
+};
+
+// The forward of one call, as a hook meets it. Lives as long as around_forward() does.
+class UnitForward {
+ public:
+  UnitForward(at::ArrayRef<at::Tensor> inputs, c10::function_ref<void()> body, c10::function_ref<Rerun()> again)
+      : inputs_(inputs), body_(body), again_(again) {}
+
+  // As given to run().
+  at::ArrayRef<at::Tensor> inputs() const { return inputs_; }
+  // What is inside of this hook: the next hook's around_forward(), or the unit's body.
+  c10::function_ref<void()> body() const { return body_; }
+  // A way to run the same again. Empty if the unit gave its hook point a body that takes no arguments.
+  Rerun again() const { return again_(); }
+
+ private:
+  at::ArrayRef<at::Tensor> inputs_;
+  c10::function_ref<void()> body_;
+  c10::function_ref<Rerun()> again_;
+};
+
 // Implemented by features. One object may be attached to any number of units. Exceptions thrown by a hook reach whoever
 // called forward or backward.
 class UnitHook {
@@ -71,6 +122,8 @@ class UnitHook {
   // Calls `body` exactly once; what is opened around that call is open for the unit's forward, and RAII closes it when
   // the body throws:  SavedTensorScope scope(&policy_); body();
   virtual void around_forward(const UnitCall& call, c10::function_ref<void()> body);
+  // The same for a hook that needs the inputs, or the unit to run again. Calls around_forward() unless overridden.
+  virtual void around_repeatable(const UnitCall& call, const UnitForward& forward);
 
   // On the thread of the node that is about to run, with its stream current, inside the backward pass
   // (get_current_graph_task_id() names it).
@@ -84,8 +137,11 @@ class UnitHook {
 namespace internal {
 
 struct Attachment {
-  std::shared_ptr<UnitHook> hook;
-  HookOrder order;
+  Attachment(std::shared_ptr<UnitHook> h, HookOrder o) : hook(std::move(h)), order(o) {}
+
+  const std::shared_ptr<UnitHook> hook;
+  const HookOrder order;
+  mutable std::atomic<bool> detached = false;  // kept only for later runs of calls made before
 };
 using AttachmentList = std::vector<std::shared_ptr<const Attachment>>;
 
@@ -106,9 +162,52 @@ class Attachments {
   std::shared_ptr<const AttachmentList> list_ NEAP_GUARDED_BY(mutex_) = std::make_shared<AttachmentList>();
 };
 
+// What it takes to run a body again.
+struct Repeat {
+  std::weak_ptr<const void> module;  // expires with it
+  c10::function_ref<Rerun()> body;   // copies the body's arguments
+};
+
 // What run() does when something is attached, kept out of the template. `outputs` appends the result's tensors.
-void run_hooked(HookPoint& unit, const AttachmentList& hooks, at::ArrayRef<at::Tensor> inputs,
-                c10::function_ref<void()> body, c10::function_ref<void(std::vector<at::Tensor>&)> outputs);
+// `repeat` is null for a body that cannot be run again.
+void run_hooked(HookPoint& unit, const std::shared_ptr<const AttachmentList>& hooks, at::ArrayRef<at::Tensor> inputs,
+                c10::function_ref<void()> body, c10::function_ref<void(std::vector<at::Tensor>&)> outputs,
+                const Repeat* repeat);
+
+// Arguments of a body beside its inputs, kept for later runs. Tensors in them are used as they are, so they must not
+// have changed.
+template <class... Args>
+class KeptArguments {
+ public:
+  explicit KeptArguments(const Args&... args) : values_(args...) {
+    for_each_tensor(values_, [&](const at::Tensor& tensor) { stamps_.emplace_back(tensor); });
+  }
+  // Throws what autograd throws if a tensor has changed.
+  const std::tuple<Args...>& get() const {
+    auto stamp = stamps_.begin();
+    for_each_tensor(values_, [&](const at::Tensor& tensor) {
+      const VersionStamp& taken = *stamp++;
+      if (tensor.defined()) taken.check(tensor.options(), tensor.sizes());
+    });
+    return values_;
+  }
+
+ private:
+  std::tuple<Args...> values_;
+  std::vector<VersionStamp> stamps_;
+};
+
+// Calls body(module, inputs[0], …, inputs[N - 1], args…).
+template <std::size_t N, class Body, class Module, class... Args>
+decltype(auto) call_body(Body& body, Module& module, const at::Tensor* inputs, const Args&... args) {
+  return [&]<std::size_t... I>(std::index_sequence<I...>)->decltype(auto) {
+    return std::invoke(body, module, inputs[I]..., args...);
+  }
+  (std::make_index_sequence<N>());
+}
+
+template <class Body>
+inline constexpr bool kCapturesNothing = std::is_member_function_pointer_v<Body> || std::is_empty_v<Body>;
 
 }  // namespace internal
 
@@ -146,12 +245,30 @@ class HookPoint {
   template <class Body>
   std::invoke_result_t<Body&> run(at::ArrayRef<at::Tensor> inputs, Body&& body);
 
+  // Runs a unit that can be run again: body(module, inputs…, args…), where `body` is a member function of the module or
+  // a lambda without captures. REQUIRES: this is the module's hook point.
+  template <class Module, std::size_t N, class Body, class... Args>
+  auto run(Module& module, const at::Tensor (&inputs)[N], Body body, const Args&... args);
+
   // Hooks of equal order nest in the order they were attached, the first outermost.
   HookHandle attach(std::shared_ptr<UnitHook> hook, HookOrder order);
 
   bool has_hooks() const noexcept { return !attachments_->empty(); }
 
  private:
+  // Expires with the module. Keeps it while locked if a shared_ptr owns it.
+  template <class Module>
+  std::weak_ptr<const void> lifetime_of(Module& module) const {
+    if constexpr (requires { module.weak_from_this(); }) {
+      std::weak_ptr<const void> owned = module.weak_from_this();
+      if (!owned.expired()) return owned;
+    }
+    return attachments_;
+  }
+
+  template <class Result, class Call>
+  Result run_with(const internal::Repeat* repeat, at::ArrayRef<at::Tensor> inputs, Call& call);
+
   std::shared_ptr<internal::Attachments> attachments_ = std::make_shared<internal::Attachments>();
 };
 
@@ -170,19 +287,42 @@ class Hookable {
   HookPoint hook_point_;
 };
 
-template <class Body>
-std::invoke_result_t<Body&> HookPoint::run(at::ArrayRef<at::Tensor> inputs, Body&& body) {
-  using Result = std::invoke_result_t<Body&>;
+template <class Result, class Call>
+Result HookPoint::run_with(const internal::Repeat* repeat, at::ArrayRef<at::Tensor> inputs, Call& call) {
   static_assert(!std::is_void_v<Result> && !std::is_reference_v<Result>, "a unit returns its outputs by value");
-  if (!has_hooks()) return body();
-  const auto hooks = attachments_->snapshot();
   std::optional<Result> result;
   internal::run_hooked(
-      *this, *hooks, inputs, [&] { result.emplace(body()); },
+      *this, attachments_->snapshot(), inputs, [&] { result.emplace(call()); },
       [&](std::vector<at::Tensor>& outputs) {
         for_each_tensor(*result, [&](const at::Tensor& tensor) { outputs.push_back(tensor); });
-      });
+      },
+      repeat);
   return *std::move(result);
+}
+
+template <class Body>
+std::invoke_result_t<Body&> HookPoint::run(at::ArrayRef<at::Tensor> inputs, Body&& body) {
+  if (!has_hooks()) return body();
+  return run_with<std::invoke_result_t<Body&>>(nullptr, inputs, body);
+}
+
+template <class Module, std::size_t N, class Body, class... Args>
+auto HookPoint::run(Module& module, const at::Tensor (&inputs)[N], Body body, const Args&... args) {
+  static_assert(internal::kCapturesNothing<Body>,
+                "the body of a unit that can run again is a member function or a lambda without captures: what it "
+                "captures may be gone when it runs again; hand it over as an argument");
+  static_assert((!std::is_pointer_v<std::decay_t<Args>> && ...), "arguments are kept, what they point at is not");
+  const auto call = [&] { return internal::call_body<N>(body, module, inputs, args...); };
+  if (!has_hooks()) return call();
+  const auto again = [&]() -> Rerun {
+    return [body, module = &module,
+            kept = internal::KeptArguments<std::decay_t<Args>...>(args...)](at::ArrayRef<at::Tensor> others) {
+      std::apply([&](const auto&... values) { internal::call_body<N>(body, *module, others.data(), values...); },
+                 kept.get());
+    };
+  };
+  const internal::Repeat repeat{lifetime_of(module), again};
+  return run_with<decltype(call())>(&repeat, inputs, call);
 }
 
 }  // namespace neap::autograd

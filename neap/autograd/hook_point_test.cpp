@@ -294,6 +294,21 @@ TEST(NamedHookPoints, AreFoundByDottedNameInOrder) {
   EXPECT_THAT(find_hookables(*first), ::testing::SizeIs(1));
 }
 
+TEST(NamedHookPoints, AreChosenByPatternWithTheirPlaceInTheModel) {
+  PlainImpl root;
+  root.register_module("head", std::make_shared<UnitImpl>());
+  auto layers = root.register_module("layers", std::make_shared<PlainImpl>());
+  for (const char* name : {"0", "1", "2"}) layers->register_module(name, std::make_shared<UnitImpl>());
+  const auto chosen = select_hook_points(root, {"2", "layers.0"}, "section");
+  ASSERT_THAT(chosen, ::testing::SizeIs(2));
+  EXPECT_EQ(chosen[0].name, "layers.0");
+  EXPECT_EQ(chosen[0].order, 1U);
+  EXPECT_EQ(chosen[1].name, "layers.2");
+  EXPECT_EQ(chosen[1].order, 3U);
+  EXPECT_THAT(select_hook_points(root, {}, "section"), ::testing::SizeIs(3));
+  EXPECT_THROW(select_hook_points(root, {"layers"}, "section"), UserError);
+}
+
 TEST(NamedHookPoints, ACopiedModuleStartsWithoutHooks) {
   UnitImpl original;
   std::vector<std::string> events;

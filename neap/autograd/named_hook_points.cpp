@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 
 #include "neap/autograd/hook_point.h"
+#include "neap/autograd/unit_selection.h"
 
 namespace neap::autograd {
 namespace {
@@ -21,7 +22,9 @@ void visit_modules(const std::string& name, torch::nn::Module& module, const Vis
 std::vector<NamedHookPoint> find_hookables(torch::nn::Module& root) {
   std::vector<NamedHookPoint> found;
   visit_modules("", root, [&](const std::string& name, torch::nn::Module& module) {
-    if (auto* hookable = dynamic_cast<Hookable*>(&module)) found.push_back({name, &hookable->hook_point()});
+    if (auto* hookable = dynamic_cast<Hookable*>(&module)) {
+      found.push_back({name, &hookable->hook_point(), found.size()});
+    }
   });
   return found;
 }
@@ -30,6 +33,16 @@ std::vector<std::string> module_names(torch::nn::Module& root) {
   std::vector<std::string> names;
   visit_modules("", root, [&](const std::string& name, torch::nn::Module&) { names.push_back(name); });
   return names;
+}
+
+std::vector<NamedHookPoint> select_hook_points(torch::nn::Module& root, const std::vector<std::string>& patterns,
+                                               std::string_view section) {
+  const std::vector<NamedHookPoint> points = find_hookables(root);
+  ModelNames names{module_names(root), {}};
+  for (const NamedHookPoint& point : points) names.units.push_back(point.name);
+  std::vector<NamedHookPoint> chosen;
+  for (const std::size_t i : select_units(names, patterns, section)) chosen.push_back(points[i]);
+  return chosen;
 }
 
 }  // namespace neap::autograd

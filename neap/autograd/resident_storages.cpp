@@ -50,6 +50,11 @@ std::size_t ResidentStorages::size() const {
       std::count_if(storages_.begin(), storages_.end(), [](const auto& entry) { return !entry.second.expired(); }));
 }
 
+ResidentStorages& ResidentStorages::of_process() {
+  static auto* const residents = new ResidentStorages();  // leaked: tensors may outlive every static
+  return *residents;
+}
+
 void ResidentStorages::prune() {
   std::erase_if(storages_, [](const auto& entry) { return entry.second.expired(); });
 }

@@ -30,10 +30,15 @@ class ResidentStorages {
   // Some registered tensor lies in the same storage.
   bool contains(const at::TensorBase& tensor) const NEAP_EXCLUDES(mutex_);
 
-  // Registered, or a parameter by its look. What "never offload" should ask.
+  // Registered here or for the whole process, or a parameter by its look. What "never offload" should ask.
   bool is_resident(const at::TensorBase& tensor) const {
-    return is_trainable_leaf(tensor) || contains(tensor) || is_view_of_trainable_leaf(tensor);
+    return is_trainable_leaf(tensor) || contains(tensor) || is_view_of_trainable_leaf(tensor) ||
+           of_process().contains(tensor);
   }
+
+  // Storages whose memory some feature takes away and brings back by itself: full parameters of a sharded model. They
+  // come and go with that feature, so it registers them once, for everybody.
+  static ResidentStorages& of_process();
 
   // Registered storages that are still alive.
   std::size_t size() const NEAP_EXCLUDES(mutex_);

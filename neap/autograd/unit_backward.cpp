@@ -14,6 +14,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "neap/autograd/graph_task.h"
 #include "neap/base/mutex.h"
 
 namespace neap::autograd::internal {
@@ -22,15 +23,17 @@ namespace ag = torch::autograd;
 
 namespace {
 
-// This pass executes the node; false for what `backward(inputs)` prunes and for what its roots do not reach.
-bool runs_in_current_pass(ag::Node* node) {
+// Null if it was detached since.
+std::shared_ptr<const Attachment> attached(const std::weak_ptr<const Attachment>& weak) {
+  std::shared_ptr<const Attachment> attachment = weak.lock();
+  return attachment != nullptr && !attachment->detached ? attachment : nullptr;
+}
+
+// Asked from a hook on the node: false when its gradient is only captured, as in grad(loss, {output}). The root of the
+// pass is in no list of its nodes, but runs.
+bool about_to_run(ag::Node* node) {
   const auto* exec_info = ag::get_current_graph_task_exec_info();
-  if (exec_info != nullptr && !exec_info->empty()) {
-    const auto info = exec_info->find(node);
-    return info != exec_info->end() && info->second.needed_;
-  }
-  const auto* nodes = ag::get_current_graph_task_nodes_in_graph();
-  return nodes == nullptr || nodes->count(node) != 0;
+  return exec_info == nullptr || exec_info->empty() || runs_in_current_pass(node);
 }
 
 // One call of a unit, as its graph remembers it. Owned by the hooks on its nodes and by the passes under way.
@@ -48,7 +51,7 @@ class CallRecord : public std::enable_shared_from_this<CallRecord> {
     std::erase(exits_, node);
   }
 
-  void gradient_arrived();  // at an output
+  void gradient_arrived(ag::Node* output);  // which is about to run
   void exit_ran();
 
  private:
@@ -69,7 +72,7 @@ class CallRecord : public std::enable_shared_from_this<CallRecord> {
     ~PassEnd() { record->forget(*pass); }
   };
 
-  std::shared_ptr<Pass> current_pass();
+  std::shared_ptr<Pass> current_pass(ag::Node* running = nullptr);
   bool close(Pass& pass);
   void finish(Pass& pass);
   void forget(Pass& pass) noexcept;
@@ -81,12 +84,12 @@ class CallRecord : public std::enable_shared_from_this<CallRecord> {
   std::vector<std::shared_ptr<Pass>> passes_ NEAP_GUARDED_BY(mutex_);
 };
 
-void CallRecord::gradient_arrived() {
-  const std::shared_ptr<Pass> pass = current_pass();
+void CallRecord::gradient_arrived(ag::Node* output) {
+  const std::shared_ptr<Pass> pass = current_pass(output);
   const MutexLock lock(pass->mutex);
   if (std::exchange(pass->begun, true)) return;
   for (const auto& weak : hooks_) {
-    if (const auto attachment = weak.lock()) attachment->hook->before_backward(call_);
+    if (const auto attachment = attached(weak)) attachment->hook->before_backward(call_);
   }
 }
 
@@ -95,7 +98,7 @@ void CallRecord::exit_ran() {
   if (pass->exits_left.fetch_sub(1, std::memory_order_acq_rel) == 1) finish(*pass);
 }
 
-std::shared_ptr<CallRecord::Pass> CallRecord::current_pass() {
+std::shared_ptr<CallRecord::Pass> CallRecord::current_pass(ag::Node* running) {
   const int task = ag::get_current_graph_task_id();
   std::shared_ptr<PassEnd> end;  // outside of the lock, which its destructor takes
   const MutexLock lock(mutex_);
@@ -103,7 +106,8 @@ std::shared_ptr<CallRecord::Pass> CallRecord::current_pass() {
     if (pass->task == task) return pass;
   }
   auto pass = std::make_shared<Pass>(task);
-  pass->exits_left = static_cast<std::size_t>(std::count_if(exits_.begin(), exits_.end(), &runs_in_current_pass));
+  pass->exits_left = static_cast<std::size_t>(std::count_if(
+      exits_.begin(), exits_.end(), [&](ag::Node* node) { return node == running || runs_in_current_pass(node); }));
   end = std::make_shared<PassEnd>(shared_from_this(), pass);
   ag::Engine::get_default_engine().queue_callback([end] { end->record->finish(*end->pass); });
   passes_.push_back(pass);
@@ -120,7 +124,7 @@ void CallRecord::finish(Pass& pass) {
   if (!close(pass)) return;
   std::exception_ptr first_error;
   for (auto weak = hooks_.rbegin(); weak != hooks_.rend(); ++weak) {
-    const auto attachment = weak->lock();
+    const auto attachment = attached(*weak);
     if (attachment == nullptr) continue;
     try {
       attachment->hook->after_backward(call_);
@@ -135,7 +139,7 @@ void CallRecord::finish(Pass& pass) {
 void CallRecord::forget(Pass& pass) noexcept {
   if (close(pass)) {
     for (auto weak = hooks_.rbegin(); weak != hooks_.rend(); ++weak) {
-      if (const auto attachment = weak->lock()) attachment->hook->backward_failed(call_);
+      if (const auto attachment = attached(*weak)) attachment->hook->backward_failed(call_);
     }
   }
   const MutexLock lock(mutex_);
@@ -148,8 +152,7 @@ class OutputHook final : public ag::FunctionPreHook {
   OutputHook(std::shared_ptr<CallRecord> record, ag::Node* node) : record_(std::move(record)), node_(node) {}
 
   ag::variable_list operator()(const ag::variable_list& grads) override {
-    // A gradient that is only captured, as in grad(loss, {output}), does not enter the unit.
-    if (runs_in_current_pass(node_)) record_->gradient_arrived();
+    if (about_to_run(node_)) record_->gradient_arrived(node_);
     return grads;
   }
 

@@ -81,6 +81,13 @@ TEST_F(UnitBackwardTest, EventsEncloseTheUnitsOwnWork) {
   EXPECT_THAT(backward, ElementsAre("last", "b before", "b body", "b after", "a before", "a body", "a after", "first"));
 }
 
+TEST_F(UnitBackwardTest, AnOutputMayBeTheRootOfThePass) {
+  const Tensor loss = a.point.run({x}, [&] { return at::linear(Mark::apply(x, &backward, "a body"), a.weight).sum(); });
+  start_backward();
+  loss.backward();
+  EXPECT_THAT(backward, ElementsAre("a before", "a body", "a after"));
+}
+
 TEST_F(UnitBackwardTest, DoesNotChangeGradients) {
   const auto grads = [&](bool hooked) {
     if (!hooked) {

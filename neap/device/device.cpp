@@ -87,10 +87,14 @@ Stream Device::current_stream() {
   return wrap(VirtualGuardImpl(device_.type()).getStream(device_));
 }
 
-Stream Device::copy_stream(Direction direction) {
+Stream Device::copy_stream(Direction direction) { return kept_stream(static_cast<size_t>(direction)); }
+
+Stream Device::collective_stream() { return kept_stream(2); }
+
+Stream Device::kept_stream(size_t which) {
   if (!asynchronous_) return current_stream();
   MutexLock lock(mutex_);
-  auto& kept = copy_streams_[static_cast<size_t>(direction)];
+  auto& kept = kept_streams_[which];
   if (!kept) kept = VirtualGuardImpl(device_.type()).getStreamFromGlobalPool(device_, /*isHighPriority=*/false);
   return wrap(*kept);
 }

@@ -77,6 +77,8 @@ class Device {
   // the first use and kept, because the memory that a short-lived stream leaves in a caching allocator is stranded
   // there.
   [[nodiscard]] Stream copy_stream(Direction direction);
+  // The same for collectives: one stream, so that all ranks run them in the order of the calls.
+  [[nodiscard]] Stream collective_stream();
   [[nodiscard]] Stream wrap(c10::Stream stream);
 
   // Blocks until all work of all streams is done.
@@ -108,12 +110,13 @@ class Device {
   friend void copy_bytes_async(const at::Tensor&, const at::Tensor&, const Stream&);
   explicit Device(c10::Device device);
   ~Device() = delete;  // leaked on purpose: events and streams may outlive every static
+  Stream kept_stream(size_t which);
 
   const c10::Device device_;
   const bool asynchronous_;
   internal::EventPool& events_;
   Mutex mutex_;
-  std::optional<c10::Stream> copy_streams_[2] NEAP_GUARDED_BY(mutex_);
+  std::optional<c10::Stream> kept_streams_[3] NEAP_GUARDED_BY(mutex_);  // one per Direction, then the collectives'
   std::atomic<bool> has_copy_hook_ = false;
   CopyHook copy_hook_;
 };

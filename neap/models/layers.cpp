@@ -33,10 +33,11 @@ Attention::Attention(const LlamaConfig& config, at::TensorOptions options)
 }
 
 at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rotary) {
-  return hook_point().run({x, rotary.cos, rotary.sin}, [&] { return body(x, rotary); });
+  return hook_point().run(*this, {x, rotary.cos, rotary.sin}, &Attention::body);
 }
 
-at::Tensor Attention::body(const at::Tensor& x, const RotaryTables& rotary) const {
+at::Tensor Attention::body(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) const {
+  const RotaryTables rotary{cos, sin};
   const int64_t batch = x.size(0);
   const int64_t sequence = x.size(1);
   const auto heads = [&](const at::Tensor& projected) { return projected.view({batch, sequence, -1, head_dim_}); };
@@ -64,9 +65,10 @@ Mlp::Mlp(const LlamaConfig& config, at::TensorOptions options) {
   down_proj_ = linear("down_proj", config.intermediate_size, config.hidden_size);
 }
 
-at::Tensor Mlp::forward(const at::Tensor& x) {
-  return hook_point().run({x},
-                          [&] { return down_proj_->forward(swiglu(gate_proj_->forward(x), up_proj_->forward(x))); });
+at::Tensor Mlp::forward(const at::Tensor& x) { return hook_point().run(*this, {x}, &Mlp::body); }
+
+at::Tensor Mlp::body(const at::Tensor& x) const {
+  return down_proj_->forward(swiglu(gate_proj_->forward(x), up_proj_->forward(x)));
 }
 
 DecoderLayer::DecoderLayer(const LlamaConfig& config, at::TensorOptions options) {
@@ -80,10 +82,12 @@ DecoderLayer::DecoderLayer(const LlamaConfig& config, at::TensorOptions options)
 }
 
 at::Tensor DecoderLayer::forward(const at::Tensor& hidden, const RotaryTables& rotary) {
-  return hook_point().run({hidden, rotary.cos, rotary.sin}, [&] {
-    const at::Tensor attended = hidden + self_attn_->forward(input_layernorm_->forward(hidden), rotary);
-    return attended + mlp_->forward(post_attention_layernorm_->forward(attended));
-  });
+  return hook_point().run(*this, {hidden, rotary.cos, rotary.sin}, &DecoderLayer::body);
+}
+
+at::Tensor DecoderLayer::body(const at::Tensor& hidden, const at::Tensor& cos, const at::Tensor& sin) const {
+  const at::Tensor attended = hidden + self_attn_->forward(input_layernorm_->forward(hidden), {cos, sin});
+  return attended + mlp_->forward(post_attention_layernorm_->forward(attended));
 }
 
 }  // namespace neap::models

@@ -44,7 +44,7 @@ class Attention : public torch::nn::Module, public autograd::Hookable {
   at::Tensor forward(const at::Tensor& x, const RotaryTables& rotary);  // [batch, sequence, hidden] in and out
 
  private:
-  at::Tensor body(const at::Tensor& x, const RotaryTables& rotary) const;
+  at::Tensor body(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) const;
 
   int64_t head_dim_;
   bool grouped_;
@@ -58,6 +58,8 @@ class Mlp : public torch::nn::Module, public autograd::Hookable {
   at::Tensor forward(const at::Tensor& x);
 
  private:
+  at::Tensor body(const at::Tensor& x) const;
+
   std::shared_ptr<Linear> gate_proj_, up_proj_, down_proj_;
 };
 
@@ -67,6 +69,8 @@ class DecoderLayer : public torch::nn::Module, public autograd::Hookable {
   at::Tensor forward(const at::Tensor& hidden, const RotaryTables& rotary);
 
  private:
+  at::Tensor body(const at::Tensor& hidden, const at::Tensor& cos, const at::Tensor& sin) const;
+
   std::shared_ptr<RmsNorm> input_layernorm_, post_attention_layernorm_;
   std::shared_ptr<Attention> self_attn_;
   std::shared_ptr<Mlp> mlp_;

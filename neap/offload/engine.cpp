@@ -9,7 +9,6 @@
 #include "neap/autograd/named_hook_points.h"
 #include "neap/base/error.h"
 #include "neap/offload/engine_state.h"
-#include "neap/offload/selection.h"
 #include "neap/offload/unit_hook.h"
 
 namespace neap::offload {
@@ -45,15 +44,12 @@ class Engine::Impl {
     const MutexLock lock(mutex_);
     NEAP_CHECK(attached_.empty() || model_ == &model,
                "[offload] expected the model that this engine is attached to; found another; use an engine per model");
-    const auto points = autograd::find_hookables(model);
-    ModelNames names{autograd::module_names(model), {}};
-    for (const auto& point : points) names.units.push_back(point.name);
-    const auto chosen = select_units(names, patterns);
-    check_count(chosen, points);
+    const auto chosen = autograd::select_hook_points(model, patterns, "offload");
+    check_count(chosen);
 
     state_->set_model(parameters_and_buffers(model));
     model_ = &model;
-    for (const size_t i : chosen) attach_unit(points[i], i);
+    for (const auto& point : chosen) attach_unit(point);
     std::ranges::sort(attached_, {}, &AttachedUnit::order);
   }
 
@@ -79,18 +75,18 @@ class Engine::Impl {
   }
 
   // Before anything is attached, so that an engine is never left half attached.
-  void check_count(const std::vector<size_t>& chosen, const std::vector<autograd::NamedHookPoint>& points) const {
+  void check_count(const std::vector<autograd::NamedHookPoint>& chosen) const {
     auto count = static_cast<int64_t>(attached_.size());
-    for (const size_t i : chosen) count += is_attached(points[i].point) ? 0 : 1;
+    for (const auto& point : chosen) count += is_attached(point.point) ? 0 : 1;
     validate(state_->options, count);
   }
 
   // A module under two names, or chosen by two patterns, is one unit.
-  void attach_unit(const autograd::NamedHookPoint& point, size_t order) {
+  void attach_unit(const autograd::NamedHookPoint& point) {
     if (is_attached(point.point)) return;
     auto hook = std::make_shared<OffloadHook>(state_, point.name);
     auto handle = point.point->attach(hook, autograd::HookOrder::kOffload);
-    attached_.push_back({point.point, order, std::move(hook), std::move(handle)});
+    attached_.push_back({point.point, point.order, std::move(hook), std::move(handle)});
   }
 
   const std::shared_ptr<EngineState> state_;

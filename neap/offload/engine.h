@@ -47,9 +47,9 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Makes units of the model's modules that the patterns name (selection.h says how); none means the model's own list
-  // of layers. Only autograd::Hookable modules can be units. Attaching a unit twice is attaching it once; attaching a
-  // second model to one engine, or matching nothing, is a UserError, and then nothing is attached.
+  // Makes units of the model's modules that the patterns name (autograd/unit_selection.h says how); none means the
+  // model's own list of layers. Only autograd::Hookable modules can be units. Attaching a unit twice is attaching it
+  // once; attaching a second model to one engine, or matching nothing, is a UserError, and then nothing is attached.
   void attach(torch::nn::Module& model, const std::vector<std::string>& patterns = {});
   // From now on forward passes are left alone. Names of parameters and modules were never touched. Idempotent.
   void detach() noexcept;

@@ -2,18 +2,10 @@
 
 #include <utility>
 
+#include "neap/autograd/detached_alias.h"
 #include "neap/offload/unit_hook.h"
 
 namespace neap::offload {
-namespace {
-
-// tensor.detach() without the dispatcher: shares memory and version counter, has no history.
-at::Tensor alias(const at::Tensor& tensor) {
-  const auto* impl = tensor.unsafeGetTensorImpl();
-  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
-}
-
-}  // namespace
 
 void PackedView::call_pack_hook(const at::Tensor& tensor) {
   version_ = autograd::VersionStamp(tensor);
@@ -27,7 +19,7 @@ void PackedView::call_pack_hook(const at::Tensor& tensor) {
     }
   }
   scope.count_kept();
-  kept_ = alias(tensor);
+  kept_ = autograd::detached_alias(tensor);
 }
 
 at::Tensor PackedView::call_unpack_hook() {

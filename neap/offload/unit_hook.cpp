@@ -5,7 +5,7 @@
 #include <optional>
 #include <utility>
 
-#include "neap/offload/op_name.h"
+#include "neap/autograd/op_name.h"
 
 namespace neap::offload {
 
@@ -35,7 +35,7 @@ bool PackScope::may_leave(const at::Tensor& tensor) {
   if (tensor.storage().nbytes() < static_cast<size_t>(engine_.options.min_bytes.count)) return false;
   if (engine_.residents.is_resident(tensor)) return false;
   const Policy& policy = engine_.options.policy;
-  return !policy || policy(tensor, name_, current_op_name()) == Decision::kOffload;
+  return !policy || policy(tensor, name_, autograd::current_op_name()) == Decision::kOffload;
 }
 
 OffloadHook::OffloadHook(std::shared_ptr<EngineState> engine, std::string name)
@@ -52,7 +52,7 @@ void OffloadHook::around_forward(const autograd::UnitCall& /*call*/, c10::functi
   }
   if (!engine_->active()) return body();
   PackScope policy(*engine_, within, unit_, name_);
-  std::optional<OpNames> names;
+  std::optional<autograd::OpNames> names;
   if (engine_->options.policy) names.emplace();
   const autograd::SavedTensorScope scope(&policy);
   body();

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "neap/base/bytes.h"
+#include "neap/base/host_task.h"
 
 namespace neap::trace {
 class Recorder;
@@ -131,6 +132,11 @@ class Control {
   virtual void set_recorder(trace::Recorder* recorder) = 0;
   virtual void manual_seed(uint64_t seed, int device) = 0;
 
+  // Queues a function of the host on a stream, by its number in c10. It runs on the stream's worker; on the virtual
+  // clock it holds the link between devices for the cost that it states, and counts as a copy there. The memory it
+  // names stays until it has run, whoever frees it. For neap/device/host_task.h.
+  virtual void run_on_stream(int device, int64_t stream, HostTask task) = 0;
+
   // Holds the copy engine: copies on this link stay queued, whatever the clock, until resume(). For tests of order.
   virtual void pause(int device, Link link) = 0;
   virtual void resume(int device, Link link) = 0;
@@ -140,6 +146,6 @@ class Control {
 // process already runs another accelerator. The name changes with the interface above, so that a stale library is never
 // used.
 using ControlEntry = Control&();
-inline constexpr const char* kControlSymbol = "neap_sim_control_v1";
+inline constexpr const char* kControlSymbol = "neap_sim_control_v2";
 
 }  // namespace neap::sim

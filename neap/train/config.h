@@ -10,6 +10,7 @@
 
 #include "neap/base/bytes.h"
 #include "neap/offload/options.h"
+#include "neap/recompute/options.h"
 
 namespace neap::train {
 
@@ -18,6 +19,7 @@ enum class DataFormat { kAutomatic, kNanoGpt, kLlmC, kText };
 enum class TokenType { kUint16, kUint32 };
 enum class NonFinite { kStop, kSkip };
 enum class Schedule { kConstant, kLinear, kCosine };
+enum class RecomputeMode { kNone, kFull, kSelective };
 enum class Decay { kAll, kMatrices };
 enum class DeviceKind { kCpu, kSim, kCuda };
 enum class SimClock { kReal, kVirtual };
@@ -74,7 +76,15 @@ struct DeviceSection {
 struct OffloadSection {
   // What the options mean, and their defaults, is written there; a run file begins with off.
   offload::Options options{.mode = offload::Mode::kOff};
-  // Patterns of offload/selection.h; both lists count together.
+  // Patterns of autograd/unit_selection.h; both lists count together.
+  std::vector<std::string> modules;
+  std::vector<std::string> layers;
+};
+
+struct RecomputeSection {
+  RecomputeMode mode = RecomputeMode::kNone;
+  recompute::Options options;
+  // As in offload; kSelective alone.
   std::vector<std::string> modules;
   std::vector<std::string> layers;
 };
@@ -91,6 +101,7 @@ struct RunConfig {
   OptimSection optim;
   DeviceSection device;
   OffloadSection offload;
+  RecomputeSection recompute;
   LogSection log;
 };
 

@@ -56,6 +56,11 @@ std::vector<std::string> remedies(const MemoryUse& use, const RunConfig& config)
     return out;
   }
   add_offload_remedies(config.offload, out);
+  if (config.recompute.mode == RecomputeMode::kNone) {
+    out.emplace_back("recompute.mode: full (now none): layers keep their inputs alone and run again for backward");
+  } else if (config.recompute.mode == RecomputeMode::kSelective) {
+    out.emplace_back("recompute.mode: full (now selective): every layer keeps its inputs alone");
+  }
   const TrainSection& train = config.train;
   if (train.batch > 1) {
     // The smallest divisor keeps the number of tokens in a step, and with it the update.

@@ -45,8 +45,9 @@ TEST(MemoryReport, OffloadIsTheFirstRemedyWhenItIsOff) {
   RunConfig config;
   config.train.batch = 9;
   config.train.accumulation = 2;
-  EXPECT_THAT(remedies(use(), config), ElementsAre(StartsWith("offload.mode: async (now off)"),
-                                                   StartsWith("train.batch: 3 with train.accumulation: 6")));
+  EXPECT_THAT(remedies(use(), config),
+              ElementsAre(StartsWith("offload.mode: async (now off)"), StartsWith("recompute.mode: full (now none)"),
+                          StartsWith("train.batch: 3 with train.accumulation: 6")));
 }
 
 TEST(MemoryReport, WithOffloadOnNamesTheOptionsThatStillKeepMemory) {
@@ -72,6 +73,10 @@ TEST(MemoryReport, WithOffloadOnNamesTheOptionsThatStillKeepMemory) {
              .keep_last = 0,
              .max_in_flight = 16_MiB};
   config.offload.layers.clear();
+  config.recompute.mode = RecomputeMode::kSelective;
+  EXPECT_THAT(remedies(use(), config),
+              ElementsAre(StartsWith("recompute.mode: full (now selective)"), StartsWith("train.sequence")));
+  config.recompute.mode = RecomputeMode::kFull;
   EXPECT_THAT(remedies(use(), config), ElementsAre(StartsWith("train.sequence")));
 }
 

@@ -54,6 +54,8 @@ StepMetrics RunSummary::totals() const {
     total.reloaded_bytes += step.reloaded_bytes;
     total.late_reloads += step.late_reloads;
     total.exposed_wait_ms += step.exposed_wait_ms;
+    total.reruns += step.reruns;
+    total.bytes_not_kept = std::max(total.bytes_not_kept, step.bytes_not_kept);
     total.host_bytes = std::max(total.host_bytes, step.host_bytes);
     if (step.planned_drop > total.planned_drop) {
       total.planned_drop = step.planned_drop;

@@ -45,6 +45,9 @@ struct StepMetrics {
   double exposed_wait_ms = 0;
   Bytes planned_drop;
   Bytes measured_drop;
+  // From recomputation; zeros without it.
+  int64_t reruns = 0;                 // units that ran again for backward
+  Bytes bytes_not_kept;               // saved tensors that were let go instead
   std::vector<std::string> findings;  // what kept the peak from falling, for people
 
   double tokens_per_s() const { return step_ms > 0 ? static_cast<double>(tokens) / step_ms * 1000 : 0; }
@@ -64,7 +67,7 @@ struct RunSummary {
 
   double step_ms() const;
   std::optional<double> device_step_ms() const;
-  StepMetrics totals() const;  // bytes, late reloads, waits; the largest drops
+  StepMetrics totals() const;  // bytes, late reloads, waits, reruns; the largest drops and bytes not kept
   // The step with the largest peak; null when none was measured.
   const StepMetrics* fullest_step() const;
   // Measured over planned drop of the peak; empty when nothing was planned.

@@ -44,6 +44,8 @@ std::string to_json_line(const StepMetrics& m) {
               {"exposed_wait_ms", m.exposed_wait_ms},
               {"planned_drop", m.planned_drop.count},
               {"measured_drop", m.measured_drop.count},
+              {"reruns", m.reruns},
+              {"bytes_not_kept", m.bytes_not_kept.count},
               {"skipped", m.skipped}}
       .dump();
 }
@@ -70,6 +72,8 @@ std::string to_json(const RunSummary& summary) {
               {"late_reloads", total.late_reloads},
               {"exposed_wait_ms", total.exposed_wait_ms},
               {"host_bytes", total.host_bytes.count},
+              {"reruns", total.reruns},
+              {"bytes_not_kept", total.bytes_not_kept.count},
               {"ratio", or_null(summary.ratio())}}
              .dump(2) +
          "\n";

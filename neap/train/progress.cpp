@@ -112,6 +112,9 @@ std::string final_table(const RunSummary& summary) {
     row("exposed wait", format_ms(total.exposed_wait_ms));
     row("host memory", to_string(total.host_bytes));
   }
+  if (total.reruns > 0) {
+    row("recomputed", concat(total.reruns, " units, ", total.bytes_not_kept, " not kept in a step"));
+  }
   if (!summary.steps.empty()) {
     for (const std::string& finding : summary.steps.back().findings) row("note", finding);
   }

@@ -81,5 +81,12 @@ TEST(Progress, TheFinalTableSaysWhatTheLargestPeakWasMadeOf) {
   EXPECT_THAT(table, HasSubstr("  workspace             1.00 MiB\n"));
 }
 
+TEST(Progress, TheFinalTableSaysWhatRecomputationDid) {
+  RunSummary summary = two_steps();
+  EXPECT_THAT(final_table(summary), Not(HasSubstr("recomputed")));
+  for (StepMetrics& metrics : summary.steps) metrics.reruns = 4, metrics.bytes_not_kept = Bytes(3 << 20);
+  EXPECT_THAT(final_table(summary), HasSubstr("8 units, 3.00 MiB not kept in a step"));
+}
+
 }  // namespace
 }  // namespace neap::train

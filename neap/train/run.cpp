@@ -10,6 +10,7 @@
 #include "neap/models/causal_lm.h"
 #include "neap/models/hugging_face.h"
 #include "neap/offload/engine.h"
+#include "neap/recompute/recompute.h"
 #include "neap/trace/chrome_json.h"
 #include "neap/train/adamw.h"
 #include "neap/train/progress.h"
@@ -42,9 +43,10 @@ struct Input {
   }
 };
 
-std::vector<std::string> patterns_of(const OffloadSection& offload) {
-  std::vector<std::string> patterns = offload.modules;
-  patterns.insert(patterns.end(), offload.layers.begin(), offload.layers.end());
+template <class Section>
+std::vector<std::string> patterns_of(const Section& section) {
+  std::vector<std::string> patterns = section.modules;
+  patterns.insert(patterns.end(), section.layers.begin(), section.layers.end());
   return patterns;
 }
 
@@ -57,6 +59,10 @@ class Assembly {
     if (config.offload.options.mode != offload::Mode::kOff) {
       engine_.emplace(config.offload.options, offload::Resources{.pool = nullptr, .recorder = shell.recorder});
       engine_->attach(*model_, patterns_of(config.offload));
+    }
+    if (config.recompute.mode != RecomputeMode::kNone) {
+      recompute_.emplace(config.recompute.options, shell.recorder);
+      recompute_->attach(*model_, patterns_of(config.recompute));
     }
     guarded("allocating the optimizer's state", [&] {
       const OptimSection& optim = config.optim;
@@ -71,6 +77,7 @@ class Assembly {
   device::Device& device() { return device_; }
   AdamW& optimizer() { return *optimizer_; }
   offload::Engine* engine() { return engine_ ? &*engine_ : nullptr; }
+  recompute::Recompute* recompute() { return recompute_ ? &*recompute_ : nullptr; }
   Trainer::Loss loss() {
     return [model = model_](const at::Tensor& inputs, const at::Tensor& labels, double divisor) {
       models::LossOptions options;
@@ -104,6 +111,7 @@ class Assembly {
   device::Device& device_;
   std::shared_ptr<models::CausalLM> model_;
   std::optional<offload::Engine> engine_;
+  std::optional<recompute::Recompute> recompute_;
   std::unique_ptr<AdamW> optimizer_;
 };
 
@@ -142,6 +150,10 @@ void print_heading(const Input& input, const RunConfig& config, const Shell& she
   } else {
     shell.out << "offload off\n";
   }
+  if (recompute::Recompute* recompute = assembly.recompute()) {
+    const auto units = recompute->unit_names();
+    shell.out << "recompute " << units.size() << " units (" << units.front() << " … " << units.back() << ")\n";
+  }
   shell.out << std::flush;
 }
 
@@ -154,9 +166,11 @@ void warn_of_keys_without_effect(const RunConfig& config) {
                 " saves no memory: device.type is cpu, whose ",
                 "activations only move to other memory of the same host");
   }
-  const bool patterns = !config.offload.modules.empty() || !config.offload.layers.empty();
-  if (config.offload.options.mode == offload::Mode::kOff && patterns) {
+  if (config.offload.options.mode == offload::Mode::kOff && !patterns_of(config.offload).empty()) {
     log_warning("offload.modules and offload.layers have no effect: offload.mode is off");
+  }
+  if (config.recompute.mode == RecomputeMode::kNone && !patterns_of(config.recompute).empty()) {
+    log_warning("recompute.modules and recompute.layers have no effect: recompute.mode is none");
   }
 }
 
@@ -175,6 +189,7 @@ void take_steps(const RunConfig& config, const Shell& shell, const fs::path& dir
                    .rate = LearningRate(config.optim, config.train.steps),
                    .device = assembly.device(),
                    .engine = assembly.engine(),
+                   .recompute = assembly.recompute(),
                    .recorder = shell.recorder,
                    .device_has_clock = shell.device_has_clock},
                   config.train, config.optim.clip);

@@ -130,6 +130,25 @@ void add_offload(std::vector<Key>& out) {
                             "Page-locked host memory, which copies need to run beside compute."));
 }
 
+void add_recompute(std::vector<Key>& out) {
+  using enum RecomputeMode;
+  out.push_back(choice_key<RecomputeMode>(
+      "recompute.mode", AT(recompute, mode), {{"none", kNone}, {"full", kFull}, {"selective", kSelective}},
+      "Modules that keep nothing of their forward pass but its inputs and run again for backward: none, every layer of "
+      "the model, or those of recompute.modules and recompute.layers. With offload the inputs leave the device."));
+  out.push_back(text_list_key("recompute.modules", AT(recompute, modules), "list of patterns",
+                              "selective: modules, such as model.layers.{*}.mlp."));
+  out.push_back(text_list_key("recompute.layers", AT(recompute, layers), "list of numbers and ranges",
+                              "selective: the same by index into the model's list of layers: 5, 0-10."));
+  out.push_back(boolean_key("recompute.preserve_rng", AT(recompute, options.preserve_rng),
+                            "The second run draws the random numbers of the first."));
+  out.push_back(boolean_key("recompute.early_stop", AT(recompute, options.early_stop),
+                            "The second run ends with the last tensor that backward needs."));
+  out.push_back(boolean_key("recompute.debug", AT(recompute, options.debug),
+                            "Keep what the first run saved, compare the second with it bit by bit, and name the first "
+                            "tensor that differs. Costs more memory than is saved."));
+}
+
 void add_log(std::vector<Key>& out) {
   out.push_back(
       text_key("log.dir", AT(log, dir), false,
@@ -161,6 +180,16 @@ std::string_view last_segment(std::string_view path) {
   return dot == std::string_view::npos ? path : path.substr(dot + 1);
 }
 
+void check_recompute(const RecomputeSection& recompute) {
+  const bool chosen = !recompute.modules.empty() || !recompute.layers.empty();
+  NEAP_CHECK(recompute.mode != RecomputeMode::kSelective || chosen,
+             "[recompute.mode] selective needs to be told what: give recompute.modules or recompute.layers, or choose "
+             "full");
+  NEAP_CHECK(recompute.mode != RecomputeMode::kFull || !chosen,
+             "[recompute.mode] full is every layer, but recompute.modules or recompute.layers choose some; take them "
+             "out, or choose selective");
+}
+
 std::string_view first_segment(std::string_view path) { return path.substr(0, path.find('.')); }
 
 }  // namespace
@@ -173,6 +202,7 @@ const std::vector<Key>& keys() {
     add_optim(out);
     add_device(out);
     add_offload(out);
+    add_recompute(out);
     add_log(out);
     return out;
   }();
@@ -217,6 +247,7 @@ void check(const RunConfig& config) {
   NEAP_CHECK(!config.data.path.empty(), "[data.path] this key is required: the file of training data");
   NEAP_CHECK(config.optim.warmup <= config.train.steps, "[optim.warmup] expected at most train.steps, which is ",
              config.train.steps, "; found ", config.optim.warmup);
+  check_recompute(config.recompute);
   if (config.device.type == DeviceKind::kSim) {
     NEAP_CHECK(config.device.index < config.device.count, "[device.index] expected less than device.count, which is ",
                config.device.count, "; found ", config.device.index);

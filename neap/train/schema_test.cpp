@@ -146,6 +146,13 @@ TEST(Schema, KeysThatContradictEachOtherAreErrors) {
   config.optim.warmup = 101;
   EXPECT_THAT(check_error(config), HasSubstr("[optim.warmup] expected at most train.steps, which is 100; found 101"));
   config = complete();
+  config.recompute.mode = RecomputeMode::kSelective;
+  EXPECT_THAT(check_error(config), HasSubstr("[recompute.mode] selective needs to be told what"));
+  config.recompute.layers = {"0-3"};
+  EXPECT_EQ(check_error(config), "no error");
+  config.recompute.mode = RecomputeMode::kFull;
+  EXPECT_THAT(check_error(config), HasSubstr("[recompute.mode] full is every layer, but"));
+  config = complete();
   config.device.type = DeviceKind::kSim;
   config.device.index = 2;
   config.device.count = 2;

@@ -13,6 +13,7 @@
 #include "neap/base/scope_exit.h"
 #include "neap/device/event.h"
 #include "neap/offload/engine.h"
+#include "neap/recompute/recompute.h"
 #include "neap/trace/recorder.h"
 #include "neap/train/clip.h"
 #include "neap/train/peak_meter.h"
@@ -161,6 +162,7 @@ StepMetrics Trainer::step() {
   if (const auto stats = device.memory_stats()) metrics.device_peak = stats->allocated_peak;
   metrics.peak_parts = peak_->parts();
   add_offload_report(metrics);
+  add_recompute_report(metrics);
   return metrics;
 }
 
@@ -182,6 +184,14 @@ void Trainer::add_offload_report(StepMetrics& metrics) const {
     metrics.findings.push_back(neap::internal::concat("of the peak only ", metrics.peak_parts->activations,
                                                       " are activations; offload cannot lower the rest"));
   }
+}
+
+void Trainer::add_recompute_report(StepMetrics& metrics) const {
+  if (parts_.recompute == nullptr) return;
+  const recompute::StepReport report = parts_.recompute->take_step_report();
+  metrics.reruns = report.reruns;
+  metrics.bytes_not_kept = report.bytes_not_kept;
+  for (std::string& finding : report.findings()) metrics.findings.push_back(std::move(finding));
 }
 
 }  // namespace neap::train

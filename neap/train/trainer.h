@@ -1,7 +1,8 @@
 // The training loop's one step: forward and backward over the micro-batches, clipping, update.
 //
 // Token-weighted: each micro-batch's loss is its sum over the tokens of the whole step, so gradients and the reported
-// loss are means over all tokens, however they were split. Same data, same seed, same bits, with or without offload.
+// loss are means over all tokens, however they were split. Same data, same seed, same bits, with or without offload
+// and recomputation.
 //
 // The host waits for the device once a step, for the gradient norm, and where the device has a clock of its own also
 // for the end of the step, to read it. Not thread-safe.
@@ -28,6 +29,9 @@
 namespace neap::offload {
 class Engine;
 }
+namespace neap::recompute {
+class Recompute;
+}
 namespace neap::trace {
 class Recorder;
 }
@@ -53,6 +57,7 @@ class Trainer {
     LearningRate rate;
     device::Device& device;
     offload::Engine* engine = nullptr;
+    recompute::Recompute* recompute = nullptr;
     trace::Recorder* recorder = nullptr;
     bool device_has_clock = false;  // a clock of its own, not the host's: report both times, and wait for its end
   };
@@ -72,6 +77,7 @@ class Trainer {
   at::Tensor batch(int64_t micro, at::Tensor& labels) const;
   void update(StepMetrics& metrics);
   void add_offload_report(StepMetrics& metrics) const;
+  void add_recompute_report(StepMetrics& metrics) const;
   template <class Function>
   void phase(const char* name, Function&& function);
 

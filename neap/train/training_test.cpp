@@ -10,6 +10,7 @@
 
 #include "neap/models/causal_lm.h"
 #include "neap/offload/engine.h"
+#include "neap/recompute/recompute.h"
 #include "neap/train/trainer.h"
 #include "testing/llama_config.h"
 #include "testing/matchers.h"
@@ -51,15 +52,21 @@ struct Training {
   Sequences sequences{file, {.length = 24, .shuffle = true, .seed = 5}};
   std::shared_ptr<models::CausalLM> model;
   std::optional<offload::Engine> engine;
+  std::optional<recompute::Recompute> recompute;
   std::optional<AdamW> optimizer;
   std::optional<Trainer> trainer;
   std::vector<StepMetrics> steps;
 
-  explicit Training(c10::Device device, std::optional<offload::Options> options = std::nullopt) {
+  explicit Training(c10::Device device, std::optional<offload::Options> options = std::nullopt,
+                    const std::vector<std::string>& recomputed = {}) {
     model = models::make_llama(tiny(), at::TensorOptions().device(device), 7);
     if (options) {
       engine.emplace(*options);
       engine->attach(*model);
+    }
+    if (!recomputed.empty()) {
+      recompute.emplace();
+      recompute->attach(*model, recomputed);
     }
     optimizer.emplace(model->parameters(), AdamW::Options{});
     OptimSection optim;
@@ -79,6 +86,7 @@ struct Training {
                                    .rate = LearningRate(optim, 10),
                                    .device = device::Device::of(device),
                                    .engine = engine ? &*engine : nullptr,
+                                   .recompute = recompute ? &*recompute : nullptr,
                                    .device_has_clock = device.type() == testing::kSim},
                     train, 1.0);
   }
@@ -176,6 +184,22 @@ TEST_F(TrainingTest, TellsWhatThePeakIsMadeOf) {
   EXPECT_LT(offloaded.activations, plain.activations);
   EXPECT_EQ(plain.place, "");
   EXPECT_THAT(offloaded.place, ::testing::HasSubstr("model.layers."));
+}
+
+TEST_F(TrainingTest, RecomputationChangesNoBitOfTenStepsAloneAndWithOffload) {
+  Training plain(testing::sim());
+  plain.run(10);
+  for (const bool offloaded : {false, true}) {
+    std::optional<offload::Options> options;
+    if (offloaded) options = offload_everything(offload::Mode::kAsync);
+    Training recomputed(testing::sim(), options, {"0-1", "model.layers.3.mlp"});
+    recomputed.run(10);
+    expect_equal_to_the_last_bit(plain, recomputed);
+    for (const StepMetrics& step : recomputed.steps) {
+      EXPECT_EQ(step.reruns, 2 * 3);  // two micro-batches
+      EXPECT_GT(step.bytes_not_kept, 0_B);
+    }
+  }
 }
 
 TEST_F(TrainingTest, OffloadOnAPlainCpuChangesNoBitEither) {

@@ -165,6 +165,26 @@ def test_units_that_do_not_exist(workspace, arguments, parts):
         assert part in line, line
 
 
+# ---- recompute
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--recompute.mode=all"], ["[--recompute.mode]", "expected none, full or selective"]),
+        (["--recompute.mode=selective"], ["[recompute.mode]", "recompute.modules or recompute.layers"]),
+        (["--recompute.mode=full", "--recompute.layers=0"], ["[recompute.mode]", "choose selective"]),
+        (["--recompute.mode=selective", "--recompute.layers=0-4"], ["[recompute.layers]", "from 0 to 3", "0-4"]),
+        (["--recompute.mode=selective", "--recompute.modules=model.layers.{*}.mpl"], ["[recompute.modules]", "mlp"]),
+        (["--recompute.modes=full"], ["unknown key recompute.modes", "recompute.mode"]),
+    ],
+)
+def test_recomputation_that_cannot_be(workspace, arguments, parts):
+    line = workspace.train("--device.type=cpu", *arguments).error_line()
+    for part in parts:
+        assert part in line, line
+
+
 # ---- memory
 
 

@@ -59,6 +59,36 @@ def test_offload_on_sim_lowers_the_peak_and_changes_no_bit(workspace):
             assert sum(value for value in parts.values() if isinstance(value, int)) == line["device_peak"]
 
 
+@pytest.mark.parametrize(
+    "choice",
+    [["--recompute.mode=full"], ["--recompute.mode=selective", "--recompute.modules=model.layers.{*}.mlp"]],
+    ids=["full", "selective"],
+)
+def test_recomputation_in_any_combination_lowers_the_peak_and_changes_no_bit(workspace, choice):
+    hazards = "--device.hazard_check=true"
+    assert workspace.train("--log.dir=plain", hazards).code == 0
+    peaks = {}
+    for name, offload in ("recompute", "off"), ("both", "async"):
+        result = workspace.train(f"--log.dir={name}", f"--offload.mode={offload}", hazards, *choice)
+        assert (result.code, result.err) == (0, ""), result.err
+        plain, other = workspace.summary("plain"), workspace.summary(name)
+        assert (other["loss"], other["grad_norm"]) == (plain["loss"], plain["grad_norm"])
+        assert other["peak_bytes"] < plain["peak_bytes"]
+        assert other["bytes_not_kept"] > 0
+        assert other["reruns"] == 3 * 4  # steps, layers
+        assert [line["reruns"] for line in workspace.metrics(name)] == [4, 4, 4]
+        assert re.search(r"^ *recomputed +12 units, .* not kept in a step$", result.out, re.MULTILINE), result.out
+        assert "recompute 4 units (model.layers.0" in result.out
+        peaks[name] = other["peak_bytes"]
+    assert peaks["both"] <= peaks["recompute"]
+    assert workspace.summary("both")["offloaded_bytes"] > 0
+
+
+def test_recomputation_in_debug_mode_finds_nothing_in_our_models(workspace):
+    result = workspace.train("--recompute.mode=full", "--recompute.debug=true", "--device.type=cpu")
+    assert (result.code, result.err) == (0, ""), result.err
+
+
 def test_a_model_that_does_not_fit_is_reported_and_fits_with_offload(workspace):
     assert workspace.train("--log.dir=unlimited").code == 0
     assert workspace.train("--log.dir=low", "--offload.mode=async").code == 0
@@ -147,10 +177,16 @@ def test_an_override_takes_its_value_with_or_without_an_equals_sign_and_the_last
 
 
 def test_a_key_without_effect_is_mentioned(workspace):
-    result = workspace.train("--device.type=cpu", "--device.capacity=1GiB", "--offload.modules=model.layers.{*}")
+    result = workspace.train(
+        "--device.type=cpu",
+        "--device.capacity=1GiB",
+        "--offload.modules=model.layers.{*}",
+        "--recompute.layers=0",
+    )
     assert result.code == 0
     assert "device.capacity has no effect: device.type is not sim" in result.err
     assert "offload.modules and offload.layers have no effect: offload.mode is off" in result.err
+    assert "recompute.modules and recompute.layers have no effect: recompute.mode is none" in result.err
     result = workspace.train("--device.type=cpu", "--offload.mode=async")
     assert result.code == 0
     assert "offload.mode: async saves no memory: device.type is cpu" in result.err

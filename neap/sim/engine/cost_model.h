@@ -28,9 +28,9 @@ class CostModel {
   Nanoseconds kernel(KernelCost cost) const {
     return rounded_nanoseconds(std::max({kernel_min_ns_, cost.flops * ns_per_flop_, cost.bytes * ns_per_byte_}));
   }
-  Nanoseconds copy(Link link, std::size_t bytes) const {
+  Nanoseconds copy(Link link, std::size_t bytes, int latencies = 1) const {
     const double given = link_gbps_[static_cast<std::size_t>(link)];
-    return rounded_nanoseconds(latency_ns_ + static_cast<double>(bytes) / (given > 0 ? given : kDefaultLinkGbps));
+    return rounded_nanoseconds(latency_ns_ * latencies + static_cast<double>(bytes) / (given > 0 ? given : kDefaultLinkGbps));
   }
   bool limited(Link link) const { return link_gbps_[static_cast<std::size_t>(link)] > 0; }
 

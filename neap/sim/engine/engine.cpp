@@ -163,7 +163,7 @@ void Engine::advance_host(int device, double nanoseconds) {
 // ----------------------------------------------------------------------------------------------------------
 
 MemoryStats Engine::memory(int device) {
-  settle_late_frees();
+  settle_late_frees(device);
   MutexLock lock(mutex_);
   return device_at(checked(device)).memory.stats();
 }
@@ -174,7 +174,7 @@ MemoryStats Engine::pinned_memory() const {
 }
 
 void Engine::reset_peak(int device) {
-  settle_late_frees();
+  settle_late_frees(device);
   MutexLock lock(mutex_);
   device_at(checked(device)).memory.reset_peak();
 }

@@ -28,6 +28,7 @@
 #include <string>
 #include <vector>
 
+#include "neap/base/host_task.h"
 #include "neap/base/mutex.h"
 #include "neap/sim/control.h"
 #include "neap/sim/engine/cost_model.h"
@@ -102,10 +103,13 @@ class Engine {
   // ----------------------------------------------------------------------------------------------------------- Waits
   // until the stream's queue is empty, then returns for the caller to compute inline. `what` must live for ever.
   void begin_kernel(Stream* on, std::span<const Range> ranges, const char* what, KernelCost cost) NEAP_EXCLUDES(mutex_);
-  // Queues `work`, which moves `bytes` over `link`. With kForCompletion it runs before the call returns, on this
-  // thread.
+  // Queues `work`, which moves `bytes` over `link` in messages of which `latencies` come one after another. With
+  // kForCompletion it runs before the call returns, on this thread.
   void submit_copy(Stream* on, Link link, std::size_t bytes, std::span<const Range> ranges, const char* what,
-                   std::function<void()> work, Wait wait) NEAP_EXCLUDES(mutex_);
+                   std::function<void()> work, Wait wait, int latencies = 1) NEAP_EXCLUDES(mutex_);
+  // A function of the host in the order of the stream: a copy over the link between devices that says itself what it
+  // touches, by address.
+  void submit_host_task(Stream* on, HostTask task) NEAP_EXCLUDES(mutex_);
   // Waits for the queued work to be really done; the clocks and the checker's knowledge stay as they are.
   void drain(Stream* stream) NEAP_EXCLUDES(mutex_);
   // The host waits for the stream: what was queued is done, known to be done, and the host's clock is past it.
@@ -191,8 +195,10 @@ class Engine {
   Block* try_charge(Stream* on, std::size_t bytes, void* adopted, const char* what) NEAP_REQUIRES(mutex_);
   bool uncharge(Block* block) NEAP_REQUIRES(mutex_);
   void give_back(Block* block) NEAP_REQUIRES(mutex_);
-  bool over(const LateFree& late, std::shared_ptr<const Recording>& behind) NEAP_REQUIRES(mutex_);
-  void settle_late_frees() NEAP_EXCLUDES(mutex_);
+  bool over(const LateFree& late, int device, std::shared_ptr<const Recording>& behind) NEAP_REQUIRES(mutex_);
+  // Waits for the real work of frees that are over on the clock, but of this device's streams alone: another's may wait
+  // for this very thread, when ranks are threads and the work is a collective.
+  void settle_late_frees(int device) NEAP_EXCLUDES(mutex_);
   bool wait_for_late_frees(int device) NEAP_EXCLUDES(mutex_);
   void trace_memory(int device) NEAP_REQUIRES(mutex_);
   const Block* find_block(const void* address) const NEAP_REQUIRES(mutex_);

@@ -40,7 +40,7 @@ Block* Engine::adopt(Stream* on, void* data, std::size_t bytes, void (*drop)(voi
 }
 
 Block* Engine::charge(Stream* on, std::size_t bytes, void* adopted, const char* what, MemoryShortage* shortage) {
-  settle_late_frees();
+  settle_late_frees(on->device());
   for (bool waited = false;; waited = true) {
     {
       MutexLock lock(mutex_);
@@ -156,24 +156,24 @@ void Engine::give_back(Block* block) {
 }
 
 // `behind` becomes a recording that keeps the block although the clock has passed it.
-bool Engine::over(const LateFree& late, std::shared_ptr<const Recording>& behind) {
+bool Engine::over(const LateFree& late, int device, std::shared_ptr<const Recording>& behind) {
   for (const auto& recording : late.until) {
     if (!reached(*recording)) return false;
     if (recording->done()) continue;
-    behind = recording;
+    if (recording->device == device) behind = recording;
     return false;
   }
   return true;
 }
 
-void Engine::settle_late_frees() {
+void Engine::settle_late_frees(int device) {
   while (any_late_free_.load(std::memory_order_acquire)) {
     std::vector<LateFree> settled;
     std::shared_ptr<const Recording> behind;  // over on the clock, but not really
     {
       MutexLock lock(mutex_);
       std::vector<LateFree> waiting;
-      for (LateFree& late : late_frees_) (over(late, behind) ? settled : waiting).push_back(std::move(late));
+      for (LateFree& late : late_frees_) (over(late, device, behind) ? settled : waiting).push_back(std::move(late));
       late_frees_ = std::move(waiting);
       any_late_free_.store(!late_frees_.empty(), std::memory_order_release);
       for (const LateFree& late : settled) give_back(late.block);
@@ -198,7 +198,7 @@ bool Engine::wait_for_late_frees(int device) {
     MutexLock lock(mutex_);
     host_waits(device, recording->time, "wait for memory");
   }
-  settle_late_frees();
+  settle_late_frees(device);
   return true;
 }
 

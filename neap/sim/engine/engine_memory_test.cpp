@@ -1,5 +1,6 @@
 // torch-free
 #include <cmath>
+#include <latch>
 
 #include "neap/sim/engine/engine_fixture.h"
 #include "testing/error_of.h"
@@ -258,6 +259,28 @@ TEST(EngineConfig, ExpectsNothingQueued) {
   engine.resume(0, Link::kDeviceToHost);
   engine.synchronize_device(0);
   engine.configure({});
+}
+
+// Ranks that are threads: the work of one rank's stream may wait for what another rank's thread has yet to do.
+TEST(EngineDevices, AllocationDoesNotWaitForTheWorkOfAnotherDevice) {
+  DeviceConfig config;
+  config.devices = 2;
+  Engine engine(config);
+  MemoryShortage shortage;
+  Stream* other = engine.stream(0, 1);
+  Block* block = engine.allocate(engine.stream(0, 0), 512, &shortage);
+  std::latch allocated(1);
+  HostTask task;
+  task.work = [&allocated] { allocated.wait(); };
+  engine.submit_host_task(other, std::move(task));
+  engine.record_stream(block, other);
+  engine.free(block);
+  engine.advance_host(0, 1e9);  // on the clock, the work is long over
+  Block* second = engine.allocate(engine.stream(1, 0), 512, &shortage);
+  ASSERT_NE(second, nullptr);
+  allocated.count_down();
+  EXPECT_EQ(engine.memory(0).current, 0) << "of its own device, it waits";
+  engine.free(second);
 }
 
 }  // namespace

@@ -104,7 +104,7 @@ void Engine::begin_kernel(Stream* on, std::span<const Range> ranges, const char*
 }
 
 void Engine::submit_copy(Stream* on, Link link, std::size_t bytes, std::span<const Range> ranges, const char* what,
-                         std::function<void()> work, Wait wait) {
+                         std::function<void()> work, Wait wait, int latencies) {
   // A copy that the host waits for anyhow needs no worker: once the stream is quiet, this thread does it.
   bool inline_copy = wait == Wait::kForCompletion;
   if (inline_copy) wait_until_quiet(on);
@@ -116,7 +116,7 @@ void Engine::submit_copy(Stream* on, Link link, std::size_t bytes, std::span<con
     const Slot slot = place(on);
     begin_work(on, slot);
     Device& device = device_at(on->device());
-    const Nanoseconds duration = costs_.copy(link, bytes);
+    const Nanoseconds duration = costs_.copy(link, bytes, latencies);
     const Nanoseconds start = device.links[static_cast<std::size_t>(link)].reserve(slot.start, duration);
     on->free_at_ = start + duration;
     Totals::OfLink& totals = device.totals.links[static_cast<std::size_t>(link)];
@@ -135,6 +135,22 @@ void Engine::submit_copy(Stream* on, Link link, std::size_t bytes, std::span<con
   }
   if (!gate(on->device(), link).pass(work, real_duration, patience_)) throw_stuck();
   if (wait == Wait::kForCompletion) synchronize(on);
+}
+
+void Engine::submit_host_task(Stream* on, HostTask task) {
+  std::vector<Range> ranges;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [data, bytes, write] : task.ranges) {
+      auto* block = const_cast<Block*>(find_block(data));
+      if (block == nullptr) continue;
+      const auto begin =
+          static_cast<std::size_t>(static_cast<const char*>(data) - static_cast<const char*>(block->data()));
+      ranges.push_back({block, begin, begin + static_cast<std::size_t>(bytes), write});
+    }
+  }
+  submit_copy(on, Link::kPeer, static_cast<std::size_t>(task.wire_bytes.count), ranges, task.what, std::move(task.work),
+              Wait::kNo, task.latencies);
 }
 
 // The copy as the worker runs it. It keeps the memory on both sides alive.

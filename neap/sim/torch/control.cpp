@@ -1,6 +1,8 @@
 // The library's one exported symbol: the program's side of the device (neap/sim/control.h) on the engine.
 #include "neap/sim/control.h"
 
+#include <utility>
+
 #include "neap/base/error.h"
 #include "neap/sim/torch/backend.h"
 #include "neap/sim/torch/generator.h"
@@ -33,6 +35,9 @@ class EngineControl final : public Control {
     auto generator = default_generator(checked(device));
     generator.set_current_seed(seed);
   }
+  void run_on_stream(int device, int64_t stream, HostTask task) override {
+    engine().submit_host_task(engine().stream(checked(device), static_cast<int>(stream)), std::move(task));
+  }
   void pause(int device, Link link) override { engine().pause(checked(device), link); }
   void resume(int device, Link link) override { engine().resume(checked(device), link); }
 
@@ -46,7 +51,7 @@ class EngineControl final : public Control {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) Control& neap_sim_control_v1() {
+extern "C" __attribute__((visibility("default"))) Control& neap_sim_control_v2() {
   register_backend();
   static EngineControl control;
   return control;

@@ -1,5 +1,5 @@
 // torch-free
-// Which modules of a model become units: names and patterns in, indices out.
+// Which modules of a model become units of a feature: names and patterns in, indices out.
 //
 // A pattern is one of
 //   model.layers.{*}       the text before `{*}` is a path that must exist; every child of it matches, and what follows
@@ -16,7 +16,7 @@
 #include <string_view>
 #include <vector>
 
-namespace neap::offload {
+namespace neap::autograd {
 
 struct ModelNames {
   std::vector<std::string> modules;  // every module, in the model's order; the root's own name is ""
@@ -25,8 +25,9 @@ struct ModelNames {
 
 // Indices into `names.units`, ascending, each once. No patterns means the model's own list of layers. A pattern that
 // matches nothing, an index out of range, and a model without layers where one is needed are UserErrors that name the
-// pattern and the nearest existing name.
-std::vector<std::size_t> select_units(const ModelNames& names, const std::vector<std::string>& patterns);
+// pattern and the nearest existing name, and begin with `[section.modules]` or `[section.layers]`.
+std::vector<std::size_t> select_units(const ModelNames& names, const std::vector<std::string>& patterns,
+                                      std::string_view section);
 
 // The model's own list of layers, as indices into `units` in the order of their numbers; empty when there is none.
 std::vector<std::size_t> layer_list(const std::vector<std::string>& units);
@@ -37,4 +38,4 @@ bool glob_matches(std::string_view pattern, std::string_view text);
 // The name with the smallest edit distance; empty when there are none.
 std::string nearest_name(std::string_view wanted, const std::vector<std::string>& names);
 
-}  // namespace neap::offload
+}  // namespace neap::autograd

@@ -1,5 +1,5 @@
 // torch-free
-#include "neap/offload/selection.h"
+#include "neap/autograd/unit_selection.h"
 
 #include <algorithm>
 #include <charconv>
@@ -12,7 +12,7 @@
 
 #include "neap/base/error.h"
 
-namespace neap::offload {
+namespace neap::autograd {
 namespace {
 
 constexpr std::string_view kChildren = "{*}";
@@ -43,9 +43,9 @@ struct Range {
   int64_t first, last;
 };
 
-Range parse_range(std::string_view pattern) {
+Range parse_range(std::string_view pattern, std::string_view section) {
   const auto bad = [&]() -> Range {
-    NEAP_USER_ERROR("[offload.layers] expected an index or a range such as 5 or 0-19; found '", pattern, "'");
+    NEAP_USER_ERROR("[", section, ".layers] expected an index or a range such as 5 or 0-19; found '", pattern, "'");
   };
   const size_t dash = pattern.find('-');
   const auto first = parse_index(pattern.substr(0, dash));
@@ -87,16 +87,17 @@ std::string nearest_hint(std::string_view wanted, const std::vector<std::string>
 }
 
 // `{*}` walks: what is before it must be there, and it must be a segment of its own.
-void check_walk(std::string_view pattern, const std::vector<std::string_view>& segments, const ModelNames& names) {
+void check_walk(std::string_view pattern, const std::vector<std::string_view>& segments, const ModelNames& names,
+                std::string_view section) {
   std::string prefix;
   for (const std::string_view segment : segments) {
     if (segment == kChildren) {
-      NEAP_CHECK(prefix.empty() || std::ranges::find(names.modules, prefix) != names.modules.end(),
-                 "[offload.modules] pattern '", pattern, "': expected a module named '", prefix, "'; found none",
+      NEAP_CHECK(prefix.empty() || std::ranges::find(names.modules, prefix) != names.modules.end(), "[", section,
+                 ".modules] pattern '", pattern, "': expected a module named '", prefix, "'; found none",
                  nearest_hint(prefix, names.modules));
       return;
     }
-    NEAP_CHECK(segment.find(kChildren) == std::string_view::npos, "[offload.modules] pattern '", pattern,
+    NEAP_CHECK(segment.find(kChildren) == std::string_view::npos, "[", section, ".modules] pattern '", pattern,
                "': expected {*} alone between dots; found '", segment, "'");
     prefix += prefix.empty() ? segment : internal::concat('.', segment);
   }
@@ -104,7 +105,7 @@ void check_walk(std::string_view pattern, const std::vector<std::string_view>& s
 
 class Selector {
  public:
-  explicit Selector(const ModelNames& names) : names_(names) {
+  Selector(const ModelNames& names, std::string_view section) : names_(names), section_(section) {
     for (const std::string& unit : names.units) split_units_.push_back(split(unit));
   }
 
@@ -126,25 +127,25 @@ class Selector {
  private:
   std::vector<size_t> layers_or_throw() const {
     auto layers = layer_list(names_.units);
-    NEAP_CHECK(
-        !layers.empty(),
-        "[offload.modules] expected a model with a list of layers that can be units; found none; name the modules");
+    NEAP_CHECK(!layers.empty(), "[", section_,
+               ".modules] expected a model with a list of layers that can be units; found none; name the modules");
     return layers;
   }
 
   void add_layers(std::string_view pattern) {
     const auto layers = layers_or_throw();
-    const Range range = parse_range(pattern);
+    const Range range = parse_range(pattern, section_);
     const auto count = static_cast<int64_t>(layers.size());
-    NEAP_CHECK(range.last < count, "[offload.layers] expected indices from 0 to ", count - 1, "; found '", pattern,
-               "'");
+    NEAP_CHECK(range.last < count, "[", section_, ".layers] expected indices from 0 to ", count - 1, "; found '",
+               pattern, "'");
     for (int64_t i = range.first; i <= range.last; ++i) chosen_.insert(layers[static_cast<size_t>(i)]);
   }
 
   void add_named(std::string_view pattern) {
-    NEAP_CHECK(!pattern.empty(), "[offload.modules] expected the name of a module or a pattern; found an empty text");
+    NEAP_CHECK(!pattern.empty(), "[", section_,
+               ".modules] expected the name of a module or a pattern; found an empty text");
     const auto segments = split(pattern);
-    check_walk(pattern, segments, names_);
+    check_walk(pattern, segments, names_, section_);
     bool matched = false;
     for (size_t i = 0; i < split_units_.size(); ++i) {
       if (!segments_match(segments, split_units_[i])) continue;
@@ -156,13 +157,15 @@ class Selector {
 
   [[noreturn]] void throw_unmatched(std::string_view pattern, const std::vector<std::string_view>& segments) const {
     for (const std::string& module : names_.modules) {
-      NEAP_CHECK(!segments_match(segments, split(module)), "[offload.modules] pattern '", pattern, "' matches '",
+      NEAP_CHECK(!segments_match(segments, split(module)), "[", section_, ".modules] pattern '", pattern, "' matches '",
                  module, "', which has no hook point and cannot be a unit", nearest_hint(pattern, names_.units));
     }
-    NEAP_USER_ERROR("[offload.modules] pattern '", pattern, "' matches no module", nearest_hint(pattern, names_.units));
+    NEAP_USER_ERROR("[", section_, ".modules] pattern '", pattern, "' matches no module",
+                    nearest_hint(pattern, names_.units));
   }
 
   const ModelNames& names_;
+  const std::string_view section_;
   std::vector<std::vector<std::string_view>> split_units_;
   std::set<size_t> chosen_;
 };
@@ -252,11 +255,12 @@ std::vector<size_t> layer_list(const std::vector<std::string>& units) {
   return layers;
 }
 
-std::vector<size_t> select_units(const ModelNames& names, const std::vector<std::string>& patterns) {
-  Selector selector(names);
+std::vector<size_t> select_units(const ModelNames& names, const std::vector<std::string>& patterns,
+                                 std::string_view section) {
+  Selector selector(names, section);
   if (patterns.empty()) selector.add_all_layers();
   for (const std::string& pattern : patterns) selector.add(pattern);
   return selector.chosen();
 }
 
-}  // namespace neap::offload
+}  // namespace neap::autograd

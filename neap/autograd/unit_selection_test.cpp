@@ -1,5 +1,5 @@
 // torch-free
-#include "neap/offload/selection.h"
+#include "neap/autograd/unit_selection.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include "neap/base/error.h"
 #include "testing/error_of.h"
 
-namespace neap::offload {
+namespace neap::autograd {
 namespace {
 
 using ::testing::ElementsAre;
@@ -30,12 +30,12 @@ ModelNames decoder() {
 
 std::vector<std::string> selected(const std::vector<std::string>& patterns, const ModelNames& names = decoder()) {
   std::vector<std::string> chosen;
-  for (const size_t i : select_units(names, patterns)) chosen.push_back(names.units[i]);
+  for (const size_t i : select_units(names, patterns, "offload")) chosen.push_back(names.units[i]);
   return chosen;
 }
 
 std::string error_of(const std::vector<std::string>& patterns, const ModelNames& names = decoder()) {
-  return testing::error_of([&] { select_units(names, patterns); });
+  return testing::error_of([&] { select_units(names, patterns, "offload"); });
 }
 
 const auto kLayers = {"model.layers.0", "model.layers.1", "model.layers.2", "model.layers.3"};
@@ -79,6 +79,19 @@ TEST(Selection, IndicesOutOfRangeAreErrorsThatNameTheRange) {
   EXPECT_THAT(error_of({"1-2-3"}), HasSubstr("expected an index or a range"));
 }
 
+TEST(Selection, ErrorsBeginWithTheSectionThatAsked) {
+  const auto error_in = [](const char* section, const std::string& pattern) -> std::string {
+    try {
+      select_units(decoder(), {pattern}, section);
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_THAT(error_in("recompute", "9"), HasSubstr("[recompute.layers] expected indices from 0 to 3"));
+  EXPECT_THAT(error_in("parallel", "decoder"), HasSubstr("[parallel.modules] pattern 'decoder' matches no module"));
+}
+
 TEST(Selection, NoPatternMeansTheModelsOwnListOfLayers) {
   EXPECT_THAT(selected({}), ::testing::ElementsAreArray(kLayers));
   ModelNames plain{{"", "encoder", "decoder"}, {"encoder", "decoder"}};
@@ -116,4 +129,4 @@ TEST(Selection, GlobsMatchWithinOneSegment) {
 }
 
 }  // namespace
-}  // namespace neap::offload
+}  // namespace neap::autograd

@@ -1,10 +1,10 @@
-#include "neap/offload/op_name.h"
+#include "neap/autograd/op_name.h"
 
 #include <memory>
 #include <string>
 #include <vector>
 
-namespace neap::offload {
+namespace neap::autograd {
 namespace {
 
 struct Observed {
@@ -41,4 +41,4 @@ std::string_view current_op_name() {
   return t_observed.running.empty() ? std::string_view() : std::string_view(t_observed.running.back());
 }
 
-}  // namespace neap::offload
+}  // namespace neap::autograd

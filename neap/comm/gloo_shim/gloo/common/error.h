@@ -1,0 +1,2 @@
+// torch-free
+#pragma once

@@ -1,0 +1,15 @@
+// Ranks that are processes: they meet at a c10d TCPStore and send over c10d's ProcessGroupGloo.
+#pragma once
+
+#include <memory>
+
+#include "neap/comm/internal/fabric.h"
+#include "neap/comm/launch.h"
+#include "neap/comm/world.h"
+
+namespace neap::comm::internal {
+
+// Waits for the store. RankFailure when it does not answer in time. REQUIRES: launch.world > 1
+std::unique_ptr<Fabric> make_gloo_fabric(const Launch& launch, const WorldOptions& options);
+
+}  // namespace neap::comm::internal

@@ -1,0 +1,499 @@
+#include "neap/shard/flat_group.h"
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "neap/autograd/graph_task.h"
+#include "neap/autograd/resident_storages.h"
+#include "neap/base/error.h"
+
+namespace neap::shard {
+
+namespace impl = torch::autograd::impl;
+
+namespace {
+
+constexpr int64_t kAlignmentBytes = 64;  // a cache line, and the widest vector
+
+c10::ScalarType pick(std::optional<c10::ScalarType> wanted, c10::ScalarType own) {
+  return wanted && c10::isFloatingType(own) ? *wanted : own;
+}
+
+// Elements, so that starts are aligned in every dtype that the group's buffers have.
+int64_t alignment(std::initializer_list<c10::ScalarType> dtypes) {
+  std::size_t smallest = kAlignmentBytes;
+  for (const c10::ScalarType dtype : dtypes) smallest = std::min(smallest, c10::elementSize(dtype));
+  return kAlignmentBytes / static_cast<int64_t>(smallest);
+}
+
+// The parameter looks at other memory from now on; what autograd knows of it stays. Unlike set_data() this keeps the
+// gradient accumulator when the dtype changes, and it can lead from the meta device to a real one.
+void look_at(const at::Tensor& parameter, const at::Tensor& view) {
+  parameter.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
+}
+
+// A gradient must be no autograd view: torch::optim's zero_grad() detaches it in place.
+at::Tensor as_gradient(const at::Tensor& view) { return view.variable_data(); }
+
+// The elements in the order of memory.
+at::Tensor in_memory_order(const at::Tensor& tensor) {
+  return tensor.detach().as_strided({tensor.numel()}, {1}, tensor.storage_offset());
+}
+
+c10::Device device_for(const at::Tensor& parameter, const Options& options) {
+  return parameter.is_meta() && options.device ? *options.device : parameter.device();
+}
+
+}  // namespace
+
+FlatGroup::FlatGroup(std::string unit, std::vector<NamedParameter> parameters, Ranks ranks, const Options& options)
+    : unit_(std::move(unit)),
+      resharded_text_("[shard] '" + unit_ +
+                      "' is resharded: its full parameters can be read only while the unit runs or inside "
+                      "Sharded::with_full_parameters(); what was found is a read or write from outside, say through a "
+                      "view or a graph that was kept; call the unit through its hooks, or unshard it first"),
+      no_gradient_text_("[shard] '" + unit_ + "' has no full gradients outside of backward"),
+      ranks_(ranks),
+      options_(options),
+      slots_([&] {
+        std::vector<Slot> slots;
+        for (NamedParameter& parameter : parameters) {
+          Slot slot;
+          slot.name = std::move(parameter.name);
+          slot.parameter = std::move(parameter.tensor);
+          slot.sizes = slot.parameter.sizes().vec();
+          slot.strides = slot.parameter.strides().vec();
+          slots.push_back(std::move(slot));
+        }
+        return slots;
+      }()),
+      shard_dtype_(slots_.front().parameter.scalar_type()),
+      full_dtype_(pick(options.param_dtype, shard_dtype_)),
+      gradient_dtype_(pick(options.reduce_dtype, full_dtype_)),
+      device_(device_for(slots_.front().parameter, options)),
+      layout_(items(options), ranks.shard.size(), alignment({shard_dtype_, full_dtype_, gradient_dtype_})),
+      shard_(at::zeros({layout_.shard_numel()}, at::TensorOptions().dtype(shard_dtype_).device(device_))),
+      // One rank holds everything: the full parameters are the shard.
+      full_(ranks.shard.size() == 1 && full_dtype_ == shard_dtype_
+                ? FlatBuffer(shard_)
+                : FlatBuffer(layout_.total(), full_dtype_, device_, resharded_text_)),
+      gradient_(layout_.total(), gradient_dtype_, device_, no_gradient_text_),
+      handed_over_(c10::intrusive_ptr<c10::StorageImpl>()) {
+  const at::NoGradGuard no_grad;
+  make_views();
+  autograd::ResidentStorages::of_process().add(full_.tensor());
+  if (slots_.front().parameter.is_meta()) initialise(options);
+  for (std::size_t i = 0; i < slots_.size(); ++i) take_over(slots_[i], i);
+}
+
+FlatGroup::~FlatGroup() {
+  drop_gradients();
+  reshard_quietly();
+  autograd::ResidentStorages::of_process().remove(full_.tensor());
+}
+
+std::string FlatGroup::named(const Slot& slot) const { return internal::concat("'", slot.name, "'"); }
+
+void FlatGroup::check(const NamedParameter& parameter, const Options& options) {
+  const auto& [name, p] = parameter;
+  NEAP_CHECK(p.is_leaf(), "[shard] expected parameter '", name,
+             "' to be a leaf; found the result of an operator; register a leaf");
+  NEAP_CHECK(p.layout() == at::kStrided && p.is_non_overlapping_and_dense(), "[shard] expected parameter '", name,
+             "' to be dense; found layout ", p.layout(), "; make it contiguous");
+  NEAP_CHECK(!p.grad().defined(), "[shard] expected no gradients when a model is sharded; found one at '", name,
+             "'; call zero_grad() first");
+  NEAP_CHECK(!p.is_meta() || options.device,
+             "[shard] expected Options::device for parameters on the meta device, such "
+             "as '",
+             name, "'; found none; set it to the device to train on");
+  NEAP_CHECK(!p.requires_grad() || impl::try_get_grad_accumulator(p) == nullptr,
+             "[shard] expected no graph to be alive when a model is sharded; found one that uses '", name,
+             "'; let go of losses and outputs first");
+  if (!options.block_of || p.numel() == 0) return;
+  const int64_t block = options.block_of(name, p.sizes());
+  NEAP_CHECK(block >= 1 && p.numel() % block == 0, "[shard] expected blocks that divide the ", p.numel(),
+             " elements of '", name, "'; Options::block_of returned ", block);
+}
+
+std::vector<FlatItem> FlatGroup::items(const Options& options) const {
+  std::vector<FlatItem> items;
+  for (const Slot& slot : slots_) {
+    FlatItem item{.numel = slot.parameter.numel()};
+    if (options.block_of && item.numel > 0) item.block = options.block_of(slot.name, slot.sizes);
+    items.push_back(item);
+  }
+  return items;
+}
+
+void FlatGroup::make_views() {
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    Slot& slot = slots_[i];
+    const Piece mine = piece(i);
+    slot.full = full_.view(layout_.offset(i), slot.sizes, slot.strides);
+    slot.gradient = gradient_.view(layout_.offset(i), slot.sizes, slot.strides);
+    slot.shard = shard_.narrow(0, mine.shard_offset, mine.numel());
+  }
+}
+
+// Whole parameters of one group at a time, for models that were made on the meta device. Not in the unsharded buffer,
+// whose dtype may be a narrower one.
+void FlatGroup::initialise(const Options& options) {
+  if (!options.initialize) return;
+  const at::Tensor whole = at::zeros({layout_.total()}, shard_.options());
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    options.initialize(slots_[i].name, whole.as_strided(slots_[i].sizes, slots_[i].strides, layout_.offset(i)));
+  }
+  shard_.copy_(whole.narrow(0, ranks_.shard.rank() * layout_.shard_numel(), layout_.shard_numel()));
+}
+
+void FlatGroup::take_over(Slot& slot, std::size_t index) {
+  const Piece mine = piece(index);
+  if (!slot.parameter.is_meta() && mine.numel() > 0) {
+    slot.shard.copy_(in_memory_order(slot.parameter).narrow(0, mine.begin, mine.numel()));
+  }
+  look_at(slot.parameter, slot.shard);  // the old storage dies with its last owner
+}
+
+// ---- parameters
+
+void FlatGroup::begin_unshard() {
+  if (state_ != State::kSharded) return;
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < slots_.size(); ++i) adopt_replaced(slots_[i], i);
+  full_.allocate();
+  ++gathers_;
+  const at::Tensor& full = full_.tensor();
+  try {
+    if (full.storage().is_alias_of(shard_.storage())) {
+      gather_ = comm::Work();
+    } else if (full_dtype_ == shard_dtype_) {
+      gather_ = ranks_.shard.all_gather(full, shard_, unit_);
+    } else {
+      full.narrow(0, ranks_.shard.rank() * layout_.shard_numel(), layout_.shard_numel()).copy_(shard_);
+      copied_ += Bytes(static_cast<int64_t>(shard_.nbytes()));
+      gather_ = ranks_.shard.all_gather(full, unit_);
+    }
+  } catch (...) {
+    full_.release(resharded_text_);
+    throw;
+  }
+  state_ = State::kGathering;
+}
+
+void FlatGroup::finish_unshard() {
+  if (state_ == State::kUnsharded) return;
+  begin_unshard();
+  gather_.wait();
+  for (Slot& slot : slots_) {
+    look_at(slot.parameter, slot.full);
+    slot.version = impl::version_counter(slot.parameter).current_version();
+  }
+  state_ = State::kUnsharded;
+}
+
+void FlatGroup::reshard() {
+  const Slot* written = nullptr;
+  if (state_ == State::kUnsharded && !full_.tensor().storage().is_alias_of(shard_.storage())) {
+    for (const Slot& slot : slots_) {
+      const bool replaced = !slot.parameter.storage().is_alias_of(full_.tensor().storage());
+      if (replaced || impl::version_counter(slot.parameter).current_version() != slot.version) written = &slot;
+    }
+  }
+  reshard_quietly();
+  NEAP_CHECK(written == nullptr, "[shard] expected the full parameters of '", unit_,
+             "' to stay as they are while they are unsharded; found that ", named(*written),
+             " was written or replaced, which its shard does not know; write inside Sharded::with_full_parameters()");
+}
+
+void FlatGroup::reshard_quietly() noexcept {
+  if (state_ == State::kSharded) return;
+  if (state_ == State::kUnsharded) {
+    for (Slot& slot : slots_) look_at(slot.parameter, slot.shard);
+  } else {
+    try {
+      gather_.wait();  // it writes to the memory that goes now
+    } catch (...) {    // NOLINT(bugprone-empty-catch): whoever started the next collective hears of it
+    }
+  }
+  gather_ = comm::Work();
+  full_.release(resharded_text_);
+  state_ = State::kSharded;
+}
+
+// A parameter whose data was replaced while it was a shard: by load_state_dict in its assigning form, by set_data().
+void FlatGroup::adopt_replaced(Slot& slot, std::size_t index) {
+  const at::Tensor& p = slot.parameter;
+  if (p.storage().unsafeGetStorageImpl() == shard_.storage().unsafeGetStorageImpl() &&
+      p.storage_offset() == slot.shard.storage_offset() && p.numel() == slot.shard.numel()) {
+    return;
+  }
+  const bool kept_kind = p.scalar_type() == shard_dtype_ && p.device() == device_ && p.layout() == at::kStrided;
+  const Piece mine = piece(index);
+  NEAP_CHECK(kept_kind && (p.sizes() == slot.shard.sizes() || p.sizes() == at::IntArrayRef(slot.sizes)),
+             "[shard] expected the data of ", named(slot), " to be this rank's piece, ", shard_dtype_, " ",
+             slot.shard.sizes(), " on ", device_, ", or the full ", at::IntArrayRef(slot.sizes), "; found ",
+             p.scalar_type(), " ", p.sizes(), " on ", p.device(),
+             "; convert or move a model before fully_shard(), or load values with Sharded::load_full_state()");
+  const at::Tensor found = p.detach();
+  if (found.sizes() == slot.shard.sizes()) {
+    slot.shard.copy_(found);
+  } else {
+    slot.shard.copy_(
+        found.as_strided(slot.sizes, found.strides()).contiguous().view(-1).narrow(0, mine.begin, mine.numel()));
+  }
+  copied_ += Bytes(static_cast<int64_t>(slot.shard.nbytes()));
+  look_at(p, slot.shard);
+}
+
+// ---- gradients
+
+void FlatGroup::stash_gradient(Slot& slot, const Piece& mine) {
+  at::Tensor& grad = slot.parameter.mutable_grad();
+  if (!grad.defined()) return;
+  NEAP_CHECK(grad.dim() == 1 && grad.numel() == mine.numel(), "[shard] expected the gradient of ", named(slot),
+             " to be this rank's piece of ", mine.numel(), " elements; found ", grad.sizes(),
+             "; drop it with zero_grad()");
+  slot.before = std::exchange(grad, at::Tensor());
+}
+
+void FlatGroup::open_gradients() {
+  if (open_) return;
+  NEAP_ASSERT(unsharded());
+  const bool trainable = std::ranges::any_of(slots_, [](const Slot& slot) { return slot.parameter.requires_grad(); });
+  if (!trainable) return;
+  const at::NoGradGuard no_grad;
+  if (reducing_) finish_reduce();
+  if (!gradient_.allocated()) {
+    gradient_.allocate();
+    gradient_.tensor().fill_(-0.0);
+  }
+  pending_ = 0;
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    Slot& slot = slots_[i];
+    slot.waiting = false;
+    if (!slot.parameter.requires_grad()) continue;
+    stash_gradient(slot, piece(i));
+    slot.parameter.mutable_grad() = as_gradient(slot.gradient);
+    const auto accumulator = impl::try_get_grad_accumulator(slot.parameter);
+    slot.waiting = accumulator != nullptr && autograd::runs_in_current_pass(accumulator.get());
+    pending_ += slot.waiting ? 1 : 0;
+  }
+  open_ = true;
+}
+
+void FlatGroup::gradient_arrived(std::size_t index) {
+  Slot& slot = slots_[index];
+  NEAP_CHECK(open_, "[shard] expected the gradient of ", named(slot), " while its unit '", unit_,
+             "' runs backward; found one outside, so the parameter was used without the unit's hooks; call the unit "
+             "through its hook point, Sharded::run() or Sharded::unit()");
+  const at::NoGradGuard no_grad;
+  at::Tensor& grad = slot.parameter.mutable_grad();
+  if (!grad.is_alias_of(slot.gradient)) {
+    // Under create_graph autograd accumulates out of place: old and new together.
+    slot.gradient.variable_data().copy_(grad);
+    copied_ += Bytes(static_cast<int64_t>(slot.gradient.nbytes()));
+    grad = as_gradient(slot.gradient);
+  }
+  slot.seen = true;
+  if (std::exchange(slot.waiting, false)) --pending_;
+}
+
+void FlatGroup::hold_gradients() {
+  if (!open_) return;
+  for (Slot& slot : slots_) {
+    if (slot.parameter.requires_grad()) slot.parameter.mutable_grad().reset();
+  }
+  open_ = false;
+  pending_ = 0;
+}
+
+void FlatGroup::begin_reduce() {
+  hold_gradients();
+  const at::NoGradGuard no_grad;
+  ++scatters_;
+  if (ranks_.shard.size() == 1 && gradient_dtype_ == shard_dtype_) {
+    arriving_ = gradient_.take(no_gradient_text_);
+    reduction_ = ranks_.replicate.size() == 1
+                     ? comm::Work()
+                     : ranks_.replicate.all_reduce(arriving_, {.op = comm::ReduceOp::kSum}, unit_);
+  } else {
+    arriving_ = at::empty({layout_.shard_numel()}, shard_.options());
+    reduction_ = ranks_.shard.reduce_scatter(arriving_, gradient_.tensor(), {.op = comm::ReduceOp::kSum}, unit_);
+  }
+  reducing_ = true;
+}
+
+// Division and factor come last, over the sums of all ranks, as one process would do it.
+void FlatGroup::scale(at::Tensor& piece) const {
+  if (options_.reduce_op == ReduceOp::kAverage && ranks_.count() > 1) piece.div_(ranks_.count());
+  if (options_.gradient_factor != 1) piece.mul_(options_.gradient_factor);
+}
+
+void FlatGroup::begin_replicas() {
+  if (!gradient_.allocated() || !reducing_) return;
+  reduction_.wait();
+  gradient_.release(no_gradient_text_);
+  if (ranks_.replicate.size() == 1) return;
+  reduction_ = ranks_.replicate.all_reduce(arriving_, {.op = comm::ReduceOp::kSum}, unit_);
+}
+
+void FlatGroup::finish_reduce() {
+  if (!reducing_) return;
+  const at::NoGradGuard no_grad;
+  begin_replicas();
+  reducing_ = false;
+  reduction_.wait();
+  scale(arriving_);
+  if (reduced_.defined()) {
+    reduced_.add_(arriving_);
+    arriving_.reset();
+  } else {
+    reduced_ = std::move(arriving_);
+  }
+}
+
+void FlatGroup::append_flags(std::vector<int32_t>& flags) const {
+  for (const Slot& slot : slots_) flags.push_back(slot.seen ? 1 : 0);
+}
+
+void FlatGroup::hand_over(const int32_t*& flags) {
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    Slot& slot = slots_[i];
+    const bool used = *flags++ != 0;
+    at::Tensor before = std::exchange(slot.before, at::Tensor());
+    if (!reduced_.defined() || !used || !slot.parameter.requires_grad()) {
+      if (before.defined()) slot.parameter.mutable_grad() = std::move(before);
+    } else {
+      const Piece mine = piece(i);
+      at::Tensor grad = as_gradient(reduced_.narrow(0, mine.shard_offset, mine.numel()));
+      if (before.defined()) at::add_out(grad, before, grad);
+      slot.parameter.mutable_grad() = std::move(grad);
+    }
+    if (reduced_.defined()) slot.seen = false;
+  }
+  if (!reduced_.defined()) return;
+  handed_over_ = reduced_.storage().getWeakStorageImpl();
+  reduced_.reset();
+}
+
+void FlatGroup::drop_gradients() noexcept {
+  try {
+    reduction_.wait();  // it reads the memory that goes now
+  } catch (...) {       // NOLINT(bugprone-empty-catch): the next collective of this world throws the same
+  }
+  reduction_ = comm::Work();
+  gradient_.release(no_gradient_text_);
+  arriving_.reset();
+  reduced_.reset();
+  for (Slot& slot : slots_) {
+    if (open_ && slot.parameter.requires_grad()) slot.parameter.mutable_grad().reset();
+    if (slot.before.defined()) slot.parameter.mutable_grad() = std::exchange(slot.before, at::Tensor());
+    slot.seen = slot.waiting = false;
+  }
+  open_ = reducing_ = false;
+  pending_ = 0;
+}
+
+at::Tensor FlatGroup::flat_gradient() const {
+  const auto storage = handed_over_.lock();
+  if (storage == nullptr) return {};
+  at::Tensor flat;
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    const at::Tensor& grad = slots_[i].parameter.grad();
+    if (!grad.defined() || grad.storage().unsafeGetStorageImpl() != storage.get()) return {};
+    if (!flat.defined()) flat = grad.as_strided({layout_.shard_numel()}, {1}, 0);
+  }
+  return flat;
+}
+
+// ---- values
+
+void FlatGroup::gather_in_own_dtype(c10::function_ref<void(std::size_t, const at::Tensor&)> visit) {
+  NEAP_ASSERT(state_ == State::kSharded);
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < slots_.size(); ++i) adopt_replaced(slots_[i], i);
+  at::Tensor full = shard_;
+  if (ranks_.shard.size() > 1) {
+    full = at::empty({layout_.total()}, shard_.options());
+    ranks_.shard.all_gather(full, shard_, unit_).wait();
+  }
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    visit(i, full.as_strided(slots_[i].sizes, slots_[i].strides, layout_.offset(i)));
+  }
+}
+
+void FlatGroup::dissolve() {
+  gather_in_own_dtype([&](std::size_t i, const at::Tensor& full) {
+    const Slot& slot = slots_[i];
+    slot.parameter.mutable_grad().reset();
+    look_at(slot.parameter, at::empty_strided(slot.sizes, slot.strides, full.options()).copy_(full));
+  });
+  slots_.clear();
+}
+
+void FlatGroup::load_full(std::size_t i, const at::Tensor& full) {
+  NEAP_ASSERT(state_ == State::kSharded);
+  Slot& slot = slots_[i];
+  NEAP_CHECK(full.sizes() == at::IntArrayRef(slot.sizes), "[shard] expected ", named(slot), " of shape ",
+             at::IntArrayRef(slot.sizes), "; found ", full.sizes());
+  const at::NoGradGuard no_grad;
+  adopt_replaced(slot, i);
+  const Piece mine = piece(i);
+  if (mine.numel() == 0) return;
+  // The parameter's own order of memory; no copy when the value has it already.
+  at::Tensor ordered = full.detach();
+  if (ordered.strides() != at::IntArrayRef(slot.strides)) {
+    ordered = at::empty_strided(slot.sizes, slot.strides, full.options()).copy_(full);
+  }
+  slot.shard.copy_(in_memory_order(ordered).narrow(0, mine.begin, mine.numel()));
+  impl::bump_version(slot.parameter);  // a graph that saved the parameter must not go on with other values
+}
+
+void FlatGroup::load_piece(std::size_t i, int64_t begin, const at::Tensor& piece) {
+  NEAP_ASSERT(state_ == State::kSharded);
+  const at::NoGradGuard no_grad;
+  adopt_replaced(slots_[i], i);
+  const Piece mine = this->piece(i);
+  const int64_t first = std::max(begin, mine.begin), last = std::min(begin + piece.numel(), mine.end);
+  if (first >= last) return;
+  slots_[i]
+      .shard.narrow(0, first - mine.begin, last - first)
+      .copy_(piece.detach().narrow(0, first - begin, last - first));
+  impl::bump_version(slots_[i].parameter);
+}
+
+void FlatGroup::write_back() {
+  if (full_.tensor().storage().is_alias_of(shard_.storage())) return;
+  NEAP_CHECK(full_dtype_ == shard_dtype_, "[shard] expected full parameters in the dtype of the masters, ",
+             shard_dtype_, ", to write them back; found ", full_dtype_, "; use load_full_state()");
+  const at::NoGradGuard no_grad;
+  const int64_t length = layout_.shard_numel();
+  shard_.copy_(full_.tensor().narrow(0, ranks_.shard.rank() * length, length));
+  for (Slot& slot : slots_) slot.version = impl::version_counter(slot.parameter).current_version();
+}
+
+void FlatGroup::add_usage(Usage& usage) const {
+  const auto size = static_cast<int64_t>(c10::elementSize(shard_dtype_));
+  usage.shards += Bytes(static_cast<int64_t>(shard_.storage().nbytes()));
+  usage.minimum += Bytes(layout_.shard_numel() * size);
+  usage.padding += Bytes(layout_.padding() * size / layout_.ranks());
+  usage.unsharded += full_.bytes();
+  usage.gradients += gradient_.bytes();
+  usage.copied += copied_;
+  usage.gathers += gathers_;
+  usage.scatters += scatters_;
+  if (arriving_.defined()) usage.reduced += Bytes(static_cast<int64_t>(arriving_.nbytes()));
+  if (reduced_.defined()) usage.reduced += Bytes(static_cast<int64_t>(reduced_.nbytes()));
+  if (const auto storage = handed_over_.lock()) usage.reduced += Bytes(static_cast<int64_t>(storage->nbytes()));
+}
+
+}  // namespace neap::shard

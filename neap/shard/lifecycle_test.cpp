@@ -1,0 +1,474 @@
+// What happens to parameters and memory around training: failures, reads at the wrong time, loading, mixed precision.
+#include <ATen/Functions.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "neap/base/error.h"
+#include "testing/matchers.h"
+#include "testing/sharded_training.h"
+
+namespace neap::shard {
+namespace {
+
+using namespace testing;
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int64_t kWidth = TestNet::kWidth;
+using Parameters = std::vector<at::Tensor>;
+
+std::shared_ptr<TestNet> three_units() {
+  return std::make_shared<TestNet>(std::vector{dense_unit(1), dense_unit(2), dense_unit(3)});
+}
+
+// Each rank with a net of its own, sharded over all.
+void on_ranks(int ranks, const Options& options, const std::function<void(comm::World&, TestNet&, Sharded&)>& body) {
+  std::vector<std::shared_ptr<TestNet>> nets;
+  for (int rank = 0; rank < ranks; ++rank) nets.push_back(three_units());
+  testing::run_ranks(ranks, [&](comm::World& world) {
+    TestNet& net = *nets[static_cast<std::size_t>(world.rank())];
+    Sharded sharded = fully_shard(net, world.groups(comm::Mesh(world.size(), world.rank())), options);
+    body(world, net, sharded);
+  });
+}
+
+void expect_at_rest(const Sharded& sharded) {
+  const Usage usage = sharded.usage();
+  EXPECT_EQ(usage.unsharded, Bytes(0));
+  EXPECT_EQ(usage.gradients, Bytes(0));
+  EXPECT_EQ(usage.live_units, 0);
+  EXPECT_EQ(usage.shards, usage.minimum);
+  for (const at::Tensor& p : sharded.parameters()) EXPECT_EQ(p.dim(), 1);
+}
+
+TEST(Lifecycle, ParametersAreOneObjectWhateverTheyLookAt) {
+  on_ranks(2, {}, [](comm::World&, TestNet& net, Sharded& sharded) {
+    const at::Tensor handle = net.unit(1).parameter(0);
+    const void* object = handle.unsafeGetTensorImpl();
+    EXPECT_EQ(handle.sizes(), at::IntArrayRef({kWidth * kWidth / 2}));
+    sharded.with_full_parameters([&] {
+      EXPECT_EQ(handle.sizes(), at::IntArrayRef({kWidth, kWidth}));
+      EXPECT_TRUE(bit_equal(handle.detach(), parameter({kWidth, kWidth}, 2).detach()));
+    });
+    EXPECT_EQ(net.unit(1).parameter(0).unsafeGetTensorImpl(), object);
+    EXPECT_EQ(net.parameters()[1].unsafeGetTensorImpl(), object);
+    EXPECT_EQ(sharded.parameters()[1].unsafeGetTensorImpl(), object);
+    expect_at_rest(sharded);
+  });
+}
+
+TEST(Lifecycle, AViewKeptFromBeforeSaysWhichUnitIsResharded) {
+  on_ranks(2, {}, [](comm::World&, TestNet& net, Sharded& sharded) {
+    at::Tensor kept;
+    sharded.with_full_parameters([&] { kept = net.unit(1).parameter(0).detach().t(); });
+    const auto text = AllOf(HasSubstr("'layers.1' is resharded"), HasSubstr("with_full_parameters()"));
+    EXPECT_THAT(message_of([&] { kept.sum(); }), text);
+    EXPECT_THAT(message_of([&] { kept.fill_(1); }), text);
+    EXPECT_THAT(message_of([&] { kept.clone(); }), text);
+    sharded.with_full_parameters([&] { EXPECT_NO_THROW(kept.sum()); });
+  });
+}
+
+TEST(Lifecycle, AForwardAroundTheHooksIsAnError) {
+  on_ranks(2, {}, [](comm::World&, TestNet& net, Sharded& sharded) {
+    EXPECT_ANY_THROW(net.unit(0).body(TestNet::input(0)));  // the operators do not take the shape of a piece
+    EXPECT_THAT(message_of([&] { net.unit(1).parameter(0).sum().backward(); }),  // this one does, so backward tells
+                AllOf(HasSubstr("'layers.1.p0'"), HasSubstr("without the unit's hooks")));
+    net.unit(1).parameter(0).mutable_grad().reset();
+    sharded.run([&] { return net.loss(0); }).backward();
+    expect_at_rest(sharded);
+  });
+}
+
+TEST(Lifecycle, AUnitOutsideOfTheModelsForwardNamesTheRootsParameters) {
+  const auto recipe_model = rotary_decoder();
+  testing::run_ranks(1, [&](comm::World& world) {
+    Options options;
+    options.param_dtype = at::kDouble;  // one rank of one dtype would have nothing to gather
+    const Sharded sharded = fully_shard(*recipe_model.module, world.groups(comm::Mesh(1, 0)), options);
+    auto* layer = dynamic_cast<autograd::Hookable*>(recipe_model.module->named_modules()["layers.0"].get());
+    ASSERT_NE(layer, nullptr);
+    EXPECT_THAT(message_of([&] { layer->hook_point().run({}, [] { return at::ones({}); }); }),
+                AllOf(HasSubstr("'embedding'"), HasSubstr("sharded.run(")));
+  });
+}
+
+TEST(Lifecycle, WritingToAFullParameterIsNoticed) {
+  on_ranks(2, {}, [](comm::World&, TestNet& net, Sharded& sharded) {
+    const auto write = [&] {
+      const at::NoGradGuard no_grad;
+      net.unit(0).parameter(0).fill_(2);
+      return at::ones({});
+    };
+    EXPECT_THAT(message_of([&] { net.unit(0).hook_point().run({}, write); }), HasSubstr("'layers.0.p0' was written"));
+    sharded.with_full_parameters([&] { write(); }, /*write_back=*/true);
+    EXPECT_TRUE(bit_equal(net.unit(0).parameter(0).detach(), at::full({kWidth * kWidth / 2}, 2.0F)));
+    expect_at_rest(sharded);
+  });
+}
+
+// ---- failures
+
+struct Broken : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+TEST(Failure, InForwardLeavesEveryUnitReshardedAndTheNextStepRight) {
+  for (const Stage stage : {Stage::kOptimizer, Stage::kGradients, Stage::kParameters}) {
+    Options options;
+    options.stage = stage;
+    on_ranks(2, options, [](comm::World&, TestNet& net, Sharded& sharded) {
+      sharded.run([&] { return net.loss(0); }).backward();
+      std::vector<at::Tensor> expected;
+      for (const at::Tensor& p : net.parameters()) expected.push_back(std::exchange(p.mutable_grad(), at::Tensor()));
+      EXPECT_THROW(sharded.run([&] {
+        at::Tensor x = net.unit(1).forward(net.unit(0).forward(TestNet::input(0)));
+        return net.unit(2).hook_point().run({x}, [&]() -> at::Tensor { throw Broken("out of luck"); });
+      }),
+                   Broken);
+      expect_at_rest(sharded);
+      sharded.run([&] { return net.loss(0); }).backward();
+      const auto p = net.parameters();
+      for (std::size_t i = 0; i < p.size(); ++i) EXPECT_TRUE(bit_equal(p[i].grad(), expected[i]));
+    });
+  }
+}
+
+TEST(Failure, InBackwardLeavesEveryUnitReshardedAndTheNextStepRight) {
+  for (const Stage stage : {Stage::kOptimizer, Stage::kGradients, Stage::kParameters}) {
+    Options options;
+    options.stage = stage;
+    on_ranks(2, options, [](comm::World&, TestNet& net, Sharded& sharded) {
+      sharded.run([&] { return net.loss(0); }).backward();
+      std::vector<at::Tensor> expected;
+      for (const at::Tensor& p : net.parameters()) expected.push_back(p.grad().clone());
+      EXPECT_THROW(
+          {
+            const at::Tensor loss = sharded.run([&] {
+              at::Tensor x = net.unit(0).forward(TestNet::input(0));
+              x.register_hook([](const at::Tensor&) -> at::Tensor { throw Broken("out of memory"); });
+              return net.unit(2).forward(net.unit(1).forward(x)).sum();
+            });
+            loss.backward();
+          },
+          Broken);
+      expect_at_rest(sharded);
+      // The gradients from before the failed pass are there, unchanged.
+      const auto p = net.parameters();
+      for (std::size_t i = 0; i < p.size(); ++i) {
+        EXPECT_TRUE(bit_equal(p[i].grad(), expected[i]));
+        p[i].mutable_grad().reset();
+      }
+      sharded.run([&] { return net.loss(0); }).backward();
+      for (std::size_t i = 0; i < p.size(); ++i) EXPECT_TRUE(bit_equal(p[i].grad(), expected[i]));
+    });
+  }
+}
+
+TEST(Failure, OfOneRankEndsTheOthersWithItsName) {
+  const std::string text = message_of([] {
+    on_ranks(2, {}, [](comm::World& world, TestNet& net, Sharded& sharded) {
+      sharded.run([&] {
+        at::Tensor x = net.unit(0).forward(TestNet::input(0));
+        if (world.rank() == 1) throw Broken("rank 1 is out of memory");
+        return net.unit(2).forward(net.unit(1).forward(x));
+      });
+    });
+  });
+  EXPECT_THAT(text, HasSubstr("rank 1 is out of memory"));
+}
+
+TEST(Lifecycle, AForwardWithoutABackwardLeavesNothingUnsharded) {
+  Options options;
+  options.stage = Stage::kGradients;
+  on_ranks(2, options, [](comm::World&, TestNet& net, Sharded& sharded) {
+    {
+      const at::NoGradGuard no_grad;
+      sharded.run([&] { return net.loss(0); });
+    }
+    expect_at_rest(sharded);
+    sharded.run([&] { return net.loss(0); });
+    EXPECT_GT(sharded.usage().unsharded, Bytes(0));  // kept for a backward that may come
+    sharded.reshard();
+    expect_at_rest(sharded);
+  });
+}
+
+// ---- values
+
+TEST(State, FullStateIsWhatTheModelHadAndLoadsIntoAnotherWorld) {
+  std::map<std::string, at::Tensor> state;
+  on_ranks(3, {}, [&](comm::World& world, TestNet&, Sharded& sharded) {
+    auto mine = sharded.full_state();
+    EXPECT_EQ(mine.size(), world.rank() == 0 ? 3 : 0);
+    if (world.rank() == 0) state = std::move(mine);
+  });
+  EXPECT_TRUE(bit_equal(state.at("layers.2.p0"), parameter({kWidth, kWidth}, 3).detach()));
+  for (auto& [name, value] : state) value = value * 3;
+  on_ranks(2, {}, [&](comm::World& world, TestNet&, Sharded& sharded) {
+    sharded.load_full_state(state);
+    const auto loaded = sharded.full_state();
+    if (world.rank() == 0) {
+      for (const auto& [name, value] : state) EXPECT_TRUE(bit_equal(loaded.at(name), value)) << name;
+    }
+    auto wrong = state;
+    wrong.erase("layers.1.p0");
+    EXPECT_THAT(message_of([&] { sharded.load_full_state(wrong); }), HasSubstr("'layers.1.p0'"));
+    wrong = state;
+    wrong["layers.0.p0"] = at::ones({kWidth});
+    EXPECT_THAT(message_of([&] { sharded.load_full_state(wrong); }), HasSubstr("of shape"));
+  });
+}
+
+TEST(State, PiecesOfAnotherWorldAreCutAnew) {
+  std::vector<Shard> pieces[3];
+  on_ranks(3, {}, [&](comm::World& world, TestNet&, Sharded& sharded) {
+    for (Shard shard : sharded.shards()) {
+      shard.data = shard.data.detach() * 2;
+      pieces[world.rank()].push_back(shard);
+    }
+  });
+  std::vector<Shard> all;
+  for (const auto& some : pieces) all.insert(all.end(), some.begin(), some.end());
+  on_ranks(2, {}, [&](comm::World& world, TestNet&, Sharded& sharded) {
+    sharded.load_shards(all);
+    const auto state = sharded.full_state();
+    if (world.rank() == 0) {
+      EXPECT_TRUE(bit_equal(state.at("layers.1.p0"), parameter({kWidth, kWidth}, 2).detach() * 2));
+    }
+    EXPECT_THAT(message_of([&] { sharded.load_shards(pieces[2]); }), HasSubstr("that cover elements"));
+  });
+}
+
+TEST(State, AFlatShardStepsAllItsParametersAtOnce) {
+  on_ranks(2, {}, [](comm::World&, TestNet& net, Sharded& sharded) {
+    sharded.run([&] { return net.loss(0); }).backward();
+    const at::NoGradGuard no_grad;
+    std::vector<at::Tensor> expected;
+    for (const at::Tensor& p : sharded.parameters()) expected.push_back(p - p.grad() * 0.5);
+    for (const FlatShard& flat : sharded.flat_shards()) {
+      ASSERT_TRUE(flat.gradient.defined());
+      flat.data.sub_(flat.gradient * 0.5);
+    }
+    const auto parameters = sharded.parameters();
+    for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(bit_equal(parameters[i].detach(), expected[i]));
+    parameters[0].mutable_grad().reset();
+    EXPECT_FALSE(sharded.flat_shards()[0].gradient.defined());
+  });
+}
+
+TEST(State, DataThatWasReplacedIsTakenOver) {
+  on_ranks(2, {}, [](comm::World& world, TestNet& net, Sharded& sharded) {
+    net.unit(0).parameter(0).set_data(at::full({kWidth * kWidth / 2}, 7.0F));  // a piece
+    net.unit(1).parameter(0).set_data(at::full({kWidth, kWidth}, 9.0F));       // the whole
+    const auto state = sharded.full_state();
+    if (world.rank() == 0) {
+      EXPECT_TRUE(bit_equal(state.at("layers.0.p0"), at::full({kWidth, kWidth}, 7.0F)));
+      EXPECT_TRUE(bit_equal(state.at("layers.1.p0"), at::full({kWidth, kWidth}, 9.0F)));
+    }
+    EXPECT_EQ(net.unit(0).parameter(0).storage().unsafeGetStorageImpl(),
+              sharded.shards()[0].data.storage().unsafeGetStorageImpl());
+    net.to(at::kDouble);
+    EXPECT_THAT(message_of([&] { sharded.run([&] { return net.loss(0); }); }),
+                AllOf(HasSubstr("'layers.0.p0'"), HasSubstr("before fully_shard()")));
+  });
+}
+
+TEST(State, DissolvingGivesFullParametersBackAndAllowsAnotherSharding) {
+  std::vector<std::shared_ptr<TestNet>> nets = {three_units(), three_units()};
+  testing::run_ranks(2, [&](comm::World& world) {
+    TestNet& net = *nets[static_cast<std::size_t>(world.rank())];
+    const auto groups = world.groups(comm::Mesh(2, world.rank()));
+    const void* object = net.unit(0).parameter(0).unsafeGetTensorImpl();
+    for (int round = 0; round < 2; ++round) {
+      Sharded sharded = fully_shard(net, groups);
+      sharded.run([&] { return net.loss(0); }).backward();
+      sharded.dissolve();
+      EXPECT_TRUE(bit_equal(net.unit(0).parameter(0).detach(), parameter({kWidth, kWidth}, 1).detach()));
+      EXPECT_EQ(net.unit(0).parameter(0).unsafeGetTensorImpl(), object);
+    }
+    net.loss(0).backward();
+    EXPECT_EQ(net.unit(0).parameter(0).grad().dim(), 2);
+  });
+}
+
+TEST(State, AModelOfTheMetaDeviceIsFilledGroupByGroup) {
+  const auto meta_unit = [] {
+    return std::make_shared<TestUnit>(
+        Parameters{at::empty({kWidth, kWidth}, at::TensorOptions().device(at::kMeta)).set_requires_grad(true)},
+        [](const Parameters& p, const at::Tensor& x) { return at::linear(x, p[0]).tanh(); });
+  };
+  const auto make = [&] { return std::make_shared<TestNet>(std::vector{meta_unit(), meta_unit(), meta_unit()}); };
+  const std::vector<std::shared_ptr<TestNet>> nets = {make(), make()};
+  Options options;
+  options.device = at::kCPU;
+  options.initialize = [](const std::string& name, const at::Tensor& full) {
+    const uint64_t seed = static_cast<uint64_t>(name[7] - '0') + 1;  // layers.N.p0
+    full.copy_(parameter({kWidth, kWidth}, seed).detach());
+  };
+  const auto real = three_units();
+  const at::Tensor expected = real->loss(0).detach();
+  testing::run_ranks(2, [&](comm::World& world) {
+    TestNet& net = *nets[static_cast<std::size_t>(world.rank())];
+    const at::Tensor handle = net.unit(0).parameter(0);
+    Sharded sharded = fully_shard(net, world.groups(comm::Mesh(2, world.rank())), options);
+    EXPECT_TRUE(handle.is_cpu());
+    const at::Tensor loss = sharded.run([&] { return net.loss(0); });
+    EXPECT_TRUE(bit_equal(loss.detach(), expected));
+    loss.backward();
+    EXPECT_EQ(handle.grad().numel(), handle.numel());
+    expect_at_rest(sharded);
+  });
+}
+
+// ---- gradients
+
+TEST(Gradients, NormAndClippingCountEveryGradientOnce) {
+  const auto net = three_units();
+  net->loss(0).backward();
+  at::Tensor all = at::cat({net->unit(0).parameter(0).grad().view(-1), net->unit(1).parameter(0).grad().view(-1),
+                            net->unit(2).parameter(0).grad().view(-1)});
+  for (const int replicas : {1, 2}) {
+    std::vector<std::shared_ptr<TestNet>> nets;
+    for (int rank = 0; rank < 4; ++rank) nets.push_back(three_units());
+    testing::run_ranks(4, [&](comm::World& world) {
+      TestNet& mine = *nets[static_cast<std::size_t>(world.rank())];
+      const comm::Mesh mesh(4, world.rank(), {.data_parallel_shard = -1, .data_parallel_replicate = replicas});
+      Sharded sharded = fully_shard(mine, world.groups(mesh));
+      sharded.run([&] { return mine.loss(0); }).backward();
+      for (const double p : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
+        const double expected = at::linalg_vector_norm(all, p, {}, false, at::kDouble).item<double>();
+        EXPECT_NEAR(sharded.grad_norm(p), expected, 1e-6 * expected) << p;
+      }
+      const double before = sharded.grad_norm();
+      EXPECT_EQ(sharded.clip_grad_norm(before / 2), before);
+      EXPECT_NEAR(sharded.grad_norm(), before / 2, 1e-4 * before);
+    });
+  }
+}
+
+TEST(Gradients, SumAndFactorReplaceTheAverage) {
+  Options sum;
+  sum.reduce_op = ReduceOp::kSum;
+  sum.gradient_factor = 0.25;
+  const auto net = three_units();
+  net->loss(0).backward();
+  on_ranks(2, sum, [&](comm::World&, TestNet& mine, Sharded& sharded) {
+    sharded.run([&] { return mine.loss(0); }).backward();
+    for (const Shard& shard : sharded.shards()) {
+      const auto whole = net->unit(static_cast<std::size_t>(shard.name[7] - '0')).parameter(0).grad().view(-1);
+      EXPECT_TRUE(bit_equal(mine.unit(static_cast<std::size_t>(shard.name[7] - '0')).parameter(0).grad(),
+                            (whole + whole).slice(0, shard.begin, shard.end) * 0.25));
+    }
+  });
+}
+
+TEST(Gradients, OfMicroBatchesTogetherAreThoseOfOneBatch) {
+  const auto whole = three_units();
+  at::Tensor x = at::cat({TestNet::input(0), TestNet::input(1), TestNet::input(2), TestNet::input(3)});
+  for (const std::size_t i : {0, 1, 2}) x = whole->unit(i).forward(x);
+  x.pow(2).mean().backward();
+  for (const bool kept_full : {true, false}) {
+    Options options;
+    options.gradient_factor = 0.5;  // two micro-batches a rank
+    on_ranks(2, options, [&](comm::World& world, TestNet& net, Sharded& sharded) {
+      {
+        std::optional<Sharded::NoSync> no_sync;
+        if (kept_full) no_sync.emplace(sharded);
+        sharded.run([&] { return net.loss(world.rank()); }).backward();
+        EXPECT_EQ(sharded.usage().gradients > Bytes(0), kept_full);
+        EXPECT_EQ(net.unit(0).parameter(0).grad().defined(), !kept_full);
+      }
+      sharded.run([&] { return net.loss(2 + world.rank()); }).backward();
+      for (const Shard& shard : sharded.shards()) {
+        const auto i = static_cast<std::size_t>(shard.name[7] - '0');
+        const at::Tensor expected = whole->unit(i).parameter(0).grad().view(-1).slice(0, shard.begin, shard.end);
+        EXPECT_TRUE(at::allclose(net.unit(i).parameter(0).grad(), expected, 1e-5, 1e-8));
+      }
+    });
+  }
+}
+
+TEST(Gradients, UnderCreateGraphAreCopiedIntoPlaceAndCounted) {
+  on_ranks(2, {}, [](comm::World&, TestNet& net, Sharded& sharded) {
+    sharded.run([&] { return net.loss(0); }).backward();
+    std::vector<at::Tensor> expected;
+    for (const at::Tensor& p : net.parameters()) expected.push_back(std::exchange(p.mutable_grad(), at::Tensor()));
+    sharded.run([&] { return net.loss(0); }).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+    const auto parameters = net.parameters();
+    for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(bit_equal(parameters[i].grad().detach(), expected[i]));
+    EXPECT_EQ(sharded.usage().copied, Bytes(3 * kWidth * kWidth * 4));
+  });
+}
+
+TEST(Gradients, AReplacedHookIsNoticedBeforeAGradientIsLost) {
+  struct Nothing final : torch::autograd::PostAccumulateGradHook {
+    void operator()(const at::Tensor& /*parameter*/) override {}
+  };
+  on_ranks(2, {}, [](comm::World&, TestNet& net, Sharded& sharded) {
+    torch::autograd::impl::set_post_acc_grad_hooks(net.unit(1).parameter(0), std::make_unique<Nothing>());
+    EXPECT_THAT(message_of([&] { sharded.run([&] { return net.loss(0); }).backward(); }),
+                AllOf(HasSubstr("'layers.1.p0'"), HasSubstr("was replaced")));
+    expect_at_rest(sharded);
+  });
+}
+
+TEST(MixedPrecision, ComputesInBfloat16OverFloat32Masters) {
+  Options options;
+  options.param_dtype = at::kBFloat16;
+  options.reduce_dtype = at::kFloat;
+  options.output_dtype = at::kDouble;
+  on_ranks(2, options, [](comm::World&, TestNet& net, Sharded& sharded) {
+    const at::Tensor handle = net.unit(0).parameter(0);
+    const auto loss = [&](const at::Tensor& input) {
+      return net.unit(2).forward(net.unit(1).forward(net.unit(0).forward(input))).pow(2).mean();
+    };
+    const at::Tensor x = TestNet::input(0).to(at::kBFloat16);
+    // The reference: bfloat16 copies of the masters, gradients of both ranks' equal batches.
+    std::vector<at::Tensor> copies;
+    at::Tensor y = x;
+    for (const uint64_t seed : {1, 2, 3}) {
+      copies.push_back(parameter({kWidth, kWidth}, seed).detach().to(at::kBFloat16).set_requires_grad(true));
+      y = at::linear(y, copies.back()).tanh();
+    }
+    y.pow(2).mean().backward();
+    const at::Tensor result = sharded.run([&] { return loss(x); });
+    EXPECT_EQ(result.scalar_type(), at::kDouble);
+    result.backward();
+    EXPECT_EQ(handle.scalar_type(), at::kFloat);
+    EXPECT_EQ(handle.grad().scalar_type(), at::kFloat);
+    for (const Shard& shard : sharded.shards()) {
+      const auto i = static_cast<std::size_t>(shard.name[7] - '0');
+      const at::Tensor whole = copies[i].grad().to(at::kFloat).view(-1);
+      EXPECT_TRUE(bit_equal(net.unit(i).parameter(0).grad(), whole.slice(0, shard.begin, shard.end)));
+    }
+    // One cast pass over the shard per gather, and nothing for gradients.
+    const Usage usage = sharded.usage();
+    EXPECT_EQ(usage.copied, Bytes(usage.gathers * kWidth * kWidth / 2 * 4));
+    const auto state = sharded.full_state();
+    for (const auto& [name, value] : state) EXPECT_EQ(value.scalar_type(), at::kFloat);
+    expect_at_rest(sharded);
+  });
+}
+
+TEST(Layout, CutsBetweenRowsWhereAsked) {
+  Options options;
+  options.block_of = [](const std::string&, at::IntArrayRef sizes) { return sizes.size() == 2 ? sizes[1] : 1; };
+  on_ranks(3, options, [](comm::World&, TestNet&, Sharded& sharded) {
+    for (const Shard& shard : sharded.shards()) {
+      EXPECT_EQ(shard.begin % kWidth, 0);
+      EXPECT_EQ(shard.end % kWidth, 0);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace neap::shard

@@ -1,0 +1,126 @@
+#include "neap/shard/parameter_owners.h"
+
+#include <torch/nn/module.h>
+
+#include <unordered_map>
+#include <utility>
+
+#include "neap/autograd/named_hook_points.h"
+#include "neap/autograd/unit_selection.h"
+#include "neap/base/error.h"
+
+namespace neap::shard {
+namespace {
+
+struct NamedModule {
+  std::string name;
+  torch::nn::Module* module;
+};
+
+void list_modules(const std::string& name, torch::nn::Module& module, std::vector<NamedModule>& out) {
+  out.push_back({name, &module});
+  for (const auto& child : module.named_children()) {
+    list_modules(name.empty() ? child.key() : name + "." + child.key(), *child.value(), out);
+  }
+}
+
+// Only Hookable modules are found by default; a pattern may name any module, which then runs through Sharded::unit().
+std::vector<std::string> candidates(torch::nn::Module& model, bool named) {
+  std::vector<std::string> names;
+  if (named) {
+    for (std::string& name : autograd::module_names(model)) {
+      if (!name.empty()) names.push_back(std::move(name));
+    }
+  } else {
+    for (const auto& point : autograd::find_hookables(model)) {
+      if (!point.name.empty()) names.push_back(point.name);
+    }
+  }
+  return names;
+}
+
+class Assignment {
+ public:
+  Assignment(torch::nn::Module& model, const std::vector<std::string>& patterns) {
+    const autograd::ModelNames names{autograd::module_names(model), candidates(model, !patterns.empty())};
+    std::vector<NamedModule> modules;
+    list_modules("", model, modules);
+    std::unordered_map<std::string, torch::nn::Module*> by_name;
+    for (const NamedModule& module : modules) by_name.emplace(module.name, module.module);
+    for (const std::size_t i : autograd::select_units(names, patterns, "shard")) {
+      torch::nn::Module* module = by_name.at(names.units[i]);
+      if (unit_of_.emplace(module, units_.size()).second) units_.push_back({names.units[i], module, {}});
+    }
+    unit_of_.emplace(&model, units_.size());
+    units_.push_back({"", &model, {}});
+    visit("", model, units_.size() - 1);
+  }
+
+  std::vector<OwnedUnit> take() && { return std::move(units_); }
+
+ private:
+  struct Range {
+    int64_t begin, end;
+    std::string name;
+  };
+  struct Seen {
+    std::size_t unit;
+    std::string name;
+    at::Tensor tensor;
+  };
+
+  void visit(const std::string& name, torch::nn::Module& module, std::size_t owner) {
+    if (const auto unit = unit_of_.find(&module); unit != unit_of_.end()) owner = unit->second;
+    const std::string prefix = name.empty() ? name : name + ".";
+    for (const auto& item : module.named_parameters(/*recurse=*/false)) add(prefix + item.key(), item.value(), owner);
+    for (const auto& item : module.named_buffers(/*recurse=*/false)) {
+      NEAP_CHECK(!item.value().is_meta(), "[shard] expected buffers with memory; found '", prefix, item.key(),
+                 "' on the meta device; make it on its device before fully_shard()");
+    }
+    for (const auto& child : module.named_children()) visit(prefix + child.key(), *child.value(), owner);
+  }
+
+  void add(const std::string& name, const at::Tensor& parameter, std::size_t owner) {
+    if (!parameter.defined()) return;
+    const auto [seen, is_new] = seen_.try_emplace(parameter.unsafeGetTensorImpl(), Seen{owner, name, parameter});
+    if (!is_new) {
+      NEAP_CHECK(seen->second.unit == owner, "[shard] expected every parameter to belong to one unit; found that '",
+                 name, "' of ", describe(owner), " and '", seen->second.name, "' of ", describe(seen->second.unit),
+                 " are the same; choose units so that one of them, or none, contains both");
+      return;
+    }
+    check_memory(name, parameter);
+    units_[owner].parameters.push_back({name, parameter});
+  }
+
+  // Two parameters that overlap would go apart, silently.
+  void check_memory(const std::string& name, const at::Tensor& parameter) {
+    if (parameter.numel() == 0 || parameter.is_meta() || !parameter.has_storage()) return;
+    const auto begin = parameter.storage_offset() * static_cast<int64_t>(parameter.element_size());
+    const auto end = begin + static_cast<int64_t>(parameter.nbytes());
+    auto& others = ranges_[parameter.storage().unsafeGetStorageImpl()];
+    for (const Range& other : others) {
+      NEAP_CHECK(end <= other.begin || other.end <= begin,
+                 "[shard] expected every parameter to have memory of its own; found that '", name, "' and '",
+                 other.name, "' overlap; clone one of them, or register one tensor twice to tie them");
+    }
+    others.push_back({begin, end, name});
+  }
+
+  std::string describe(std::size_t unit) const {
+    return units_[unit].name.empty() ? "no unit" : "unit '" + units_[unit].name + "'";
+  }
+
+  std::vector<OwnedUnit> units_;
+  std::unordered_map<torch::nn::Module*, std::size_t> unit_of_;
+  std::unordered_map<const c10::TensorImpl*, Seen> seen_;
+  std::unordered_map<const c10::StorageImpl*, std::vector<Range>> ranges_;
+};
+
+}  // namespace
+
+std::vector<OwnedUnit> assign_parameters(torch::nn::Module& model, const std::vector<std::string>& modules) {
+  return Assignment(model, modules).take();
+}
+
+}  // namespace neap::shard
