@@ -8,7 +8,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <ranges>
 #include <utility>
 
 #include "neap/base/error.h"
@@ -302,14 +301,14 @@ void Coordinator::end_pass(uint64_t number) {
 
 void Coordinator::finish_pass() {
   // Units with a parameter whose gradient did not come although its node was to run.
-  for (const auto& unit : units_ | std::views::reverse) {
-    unit->open_calls = 0;
-    if (std::ranges::any_of(unit->groups, [](const auto& group) { return group->gradients_open(); })) {
-      finish_unit(*unit);
+  for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) {
+    (*unit)->open_calls = 0;
+    if (std::ranges::any_of((*unit)->groups, [](const auto& group) { return group->gradients_open(); })) {
+      finish_unit(**unit);
     }
   }
   if (sync_) {
-    for (const auto& unit : units_ | std::views::reverse) begin_reduce(*unit);
+    for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) begin_reduce(**unit);
   }
   finish_reduce();
   hand_over_gradients();
