@@ -13,7 +13,7 @@
 // Reductions over CPU and sim tensors add in rank order, ((r0 + r1) + r2) + …, element by element, in float32 (float64
 // for float64, int64 for integers), and round once at the end. So the bits depend on the ranks' values alone: not on
 // how a buffer is cut, nor on its layout, and they equal one process that adds the same tensors in the same order
-// (docs/decisions/0007-own-reductions.md). All ranks get the same bits.
+// (docs/decisions/0005-own-reductions.md). All ranks get the same bits.
 //
 // Bytes on the wire per rank, of n ranks and a full buffer of B bytes: all_gather and reduce_scatter (n-1)/n · B each
 // way, all_reduce twice that (small ones: (n-1) · B, one round), broadcast (n-1) · B out of the root.

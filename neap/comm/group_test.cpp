@@ -17,11 +17,13 @@
 #include "neap/comm/world.h"
 #include "neap/trace/recorder.h"
 #include "testing/collective_contract.h"
+#include "testing/error_of.h"
 #include "testing/ranks.h"
 
 namespace neap::comm {
 namespace {
 
+using neap::testing::error_of;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::run_ranks;
@@ -174,15 +176,6 @@ TEST(Group, SumsDoNotDependOnLayout) {
       EXPECT_TRUE(at::equal(part, whole.narrow(0, at, 7'500)));
     }
   });
-}
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-    return "no error";
-  } catch (const UserError& error) {
-    return error.what();
-  }
 }
 
 TEST(Group, RefusesArgumentsThatMakeNoSense) {

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "neap/base/error.h"
+#include "testing/error_of.h"
 
 namespace neap::comm {
 namespace {
@@ -23,12 +24,7 @@ Launch launch(const Environment& environment) {
 }
 
 std::string error_of(const Environment& environment) {
-  try {
-    launch(environment);
-    return "no error";
-  } catch (const UserError& error) {
-    return error.what();
-  }
+  return testing::error_of([&] { launch(environment); });
 }
 
 const Environment kTorchrun{{"RANK", "5"},

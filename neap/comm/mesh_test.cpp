@@ -7,6 +7,7 @@
 #include <set>
 
 #include "neap/base/error.h"
+#include "testing/error_of.h"
 
 namespace neap::comm {
 namespace {
@@ -15,12 +16,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 std::string error_of(int world, MeshOptions options) {
-  try {
-    const Mesh mesh(world, 0, options);
-    return "no error: " + mesh.describe();
-  } catch (const UserError& error) {
-    return error.what();
-  }
+  return testing::error_of([&] { const Mesh mesh(world, 0, options); });
 }
 
 TEST(Mesh, ShardsOverAllRanksUnlessTold) {

@@ -16,6 +16,7 @@
 
 #include "neap/autograd/saved_tensor_scope.h"
 #include "neap/recompute/region.h"
+#include "testing/error_of.h"
 #include "testing/matchers.h"
 
 namespace neap::recompute::testing {
@@ -121,14 +122,7 @@ inline Tensor region_of(const std::function<Tensor(const Tensor&)>& fn, const Te
   return region([fn](Inputs in) -> TensorList { return {fn(in[0])}; }, {x}, options)[0];
 }
 
-inline std::string error_of(const std::function<void()>& run) {
-  try {
-    run();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
-}
+inline std::string error_of(const std::function<void()>& run) { return neap::testing::error_of<std::exception>(run); }
 
 // Whether the memory behind a tensor is still there.
 class Watched {

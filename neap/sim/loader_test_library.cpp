@@ -25,6 +25,7 @@ class ControlWithoutDevice final : public Control {
   void host_write(const void*, int64_t, const char*) override {}
   void set_recorder(trace::Recorder*) override {}
   void manual_seed(uint64_t, int) override {}
+  void run_on_stream(int, int64_t, HostTask) override {}
   void pause(int, Link) override {}
   void resume(int, Link) override {}
 
