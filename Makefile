@@ -49,7 +49,9 @@ quickstart: setup
 	@$(NINJA) -C build/release neap neap_sim
 	@$(PYTHON) tools/quickstart.py --build build/release
 
-bench: release
+bench: setup
+	@$(call configure,release)
+	@$(NINJA) -C build/release benchmarks/all neap neap_sim
 	@$(PYTHON) benchmarks/run.py --build build/release
 
 lint: setup-lint

@@ -18,13 +18,7 @@ class UnitOrder {
   void restart() { at_ = 0; }
 
   // `unit` runs now. Returns the unit that came after it at this point of the last pass.
-  int advance(int unit) {
-    if (at_ == kLongestPass) restart();  // forward passes without an end that we would see
-    if (at_ < order_.size() && order_[at_] != unit) order_.resize(at_);
-    if (at_ == order_.size()) order_.push_back(unit);
-    ++at_;
-    return at_ < order_.size() ? order_[at_] : kUnknown;
-  }
+  int advance(int unit);
 
  private:
   static constexpr std::size_t kLongestPass = 1 << 16;
