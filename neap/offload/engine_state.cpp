@@ -13,6 +13,8 @@ namespace {
 // Where the windows start. Small against the activations of one unit of a large model, so that the first step does not
 // need memory that the later ones can do without; they widen as soon as that is too little.
 constexpr Bytes kFirstWindow{int64_t{16} << 20};
+// A timetable is made anew after so many passes even if nothing has stalled.
+constexpr int64_t kTimedEvery = 16;
 constexpr Bytes kNoLimit{int64_t{1} << 60};
 
 // A pool with a limit must be able to use it: slabs that are small against it.
@@ -111,7 +113,11 @@ std::shared_ptr<Tape> EngineState::begin_pass() {
   learn();
   departure_ = Departure(tail(), learned_);
   by_timetable_ = timetable_ != nullptr;
-  return std::make_shared<Tape>(shared_from_this(), link_, ++passes_, expected_tensors_, timetable_);
+  // Times cost a little; a timetable that serves needs no new ones for a while.
+  const bool timed =
+      automatic() && link_->overlaps() && (!by_timetable_ || times_wanted_ || passes_ % kTimedEvery == 0);
+  if (timed) times_wanted_ = false;
+  return std::make_shared<Tape>(shared_from_this(), link_, ++passes_, expected_tensors_, timetable_, timed);
 }
 
 // The model may have been moved, and its parameters may lie in other storages than at the last pass (`module.to()`,
@@ -151,6 +157,8 @@ void EngineState::learn() {
       } else {
         window.learn(pass->waits, rate.ns_per_byte());
       }
+      times_wanted_ = times_wanted_ || pass->waits.stalled();
+      if (pass->points.empty()) continue;
       times = *std::move(pass);
       news = true;
     }
@@ -184,6 +192,7 @@ void EngineState::make_timetable() {
 void EngineState::drop_timetable(Tape& tape) {
   tape.drop_timetable();
   by_timetable_ = false;
+  times_wanted_ = true;
 }
 
 Departure::Tail EngineState::tail() const {
@@ -197,8 +206,7 @@ Departure::Tail EngineState::tail() const {
 void EngineState::saved(SavedStorage& storage, Tape& tape, Moment& now) {
   units_[static_cast<size_t>(storage.unit())].hit = true;
   if (tape.bytes().count == 0) ++report.passes;
-  if (timed(tape.link()))
-    tape.link().out_stalls().add_point(now.event(), storage.size(), tape.number(), storage.number);
+  if (tape.timed()) tape.link().out_stalls().add_point(now.event(), storage.size(), tape.number(), storage.number);
   if (tape.timetable() != nullptr && !tape.timetable()->expects(storage.number, storage.size())) drop_timetable(tape);
   report.saved_bytes += storage.size();
   saved_ += storage.size();
@@ -322,6 +330,7 @@ void EngineState::reloaded(const SavedStorage& storage, bool late) {
   ++report.reloaded_storages;
   if (!late) return;
   ++report.late_reloads;
+  times_wanted_ = true;
   if (recorder_ == nullptr) return;
   recorder_->instant("offload/late reloads", units_[static_cast<size_t>(storage.unit())].name,
                      storage.tape()->link().device().now_ns(), {{"bytes", storage.size()}});

@@ -66,8 +66,6 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
   void reloaded(const SavedStorage& storage, bool late);
   Prefetcher::Reach reach(int64_t run) const;
   void widen_prefetch() { reload_window_.widen(); }
-  // Times are taken, for the next pass's timetable.
-  bool timed(const Link& link) const { return automatic() && link.overlaps(); }
 
   void leave_queues(SavedStorage& storage);
 
@@ -115,6 +113,7 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
   // While there is a timetable it says when copies begin and end, and the windows, which serve without one, rest.
   std::shared_ptr<const Timetable> timetable_;
   bool by_timetable_ = false;       // the latest pass
+  bool times_wanted_ = true;        // something has shown that the timetable is not as it should be
   PassTimes out_times_, in_times_;  // of the latest pass that is known
   Slack out_slack_, in_slack_;
   AdaptiveWindow release_window_, reload_window_;

@@ -21,8 +21,12 @@ size_t hash_of(const StorageKey& key) {
 }  // namespace
 
 Tape::Tape(std::shared_ptr<EngineState> engine, std::shared_ptr<Link> link, int64_t number, size_t expected,
-           std::shared_ptr<const Timetable> timetable)
-    : engine_(std::move(engine)), link_(std::move(link)), number_(number), timetable_(std::move(timetable)) {
+           std::shared_ptr<const Timetable> timetable, bool timed)
+    : engine_(std::move(engine)),
+      link_(std::move(link)),
+      number_(number),
+      timed_(timed),
+      timetable_(std::move(timetable)) {
   slots_.reserve(expected);
   storages_.reserve(expected);
 }
@@ -137,8 +141,7 @@ void Tape::bring(SavedStorage& storage) {
 
 // Where the storage is needed first is what the next timetable is about.
 void Tape::note_use(SavedStorage& storage, int64_t position, Moment& now) {
-  if (!engine_->timed(*link_) || std::exchange(storage.timed_in_sweep, prefetcher_.sweep()) == prefetcher_.sweep())
-    return;
+  if (!timed_ || std::exchange(storage.timed_in_sweep, prefetcher_.sweep()) == prefetcher_.sweep()) return;
   link_->in_stalls().add_point(now.event(), storage.size(), number_, position);
 }
 

@@ -38,9 +38,10 @@ struct Unpacked {
 // Methods marked "locked" require the engine's lock; the others take it.
 class Tape : public std::enable_shared_from_this<Tape> {
  public:
-  // Room is made for so many saved tensors. `number` tells passes apart; the timetable may be null.
+  // Room is made for so many saved tensors. `number` tells passes apart; the timetable may be null; a timed pass takes
+  // the times for the next one.
   Tape(std::shared_ptr<EngineState> engine, std::shared_ptr<Link> link, int64_t number, size_t expected,
-       std::shared_ptr<const Timetable> timetable);
+       std::shared_ptr<const Timetable> timetable, bool timed);
 
   // ---- forward
   // A call of a unit's forward begins. Locked.
@@ -65,6 +66,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
   Bytes bytes() const { return bytes_; }
   size_t tensors() const { return slots_.size(); }
   int64_t number() const { return number_; }
+  bool timed() const { return timed_; }
   // Null as soon as the pass is seen to be another than the one it was made for.
   const Timetable* timetable() const { return timetable_.get(); }
   void drop_timetable() { timetable_.reset(); }
@@ -98,6 +100,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
   const std::shared_ptr<EngineState> engine_;
   const std::shared_ptr<Link> link_;
   const int64_t number_;
+  const bool timed_;
   const std::thread::id thread_ = std::this_thread::get_id();
   // Guarded by the engine's lock:
   StorageTable<SavedStorage, &SavedStorage::known> storages_;
