@@ -6,9 +6,11 @@
 
 #include "cli/exit_codes.h"
 #include "cli/overrides.h"
+#include "cli/rank_label.h"
 #include "cli/terminal_log.h"
 #include "cli/train_command.h"
 #include "neap/base/error.h"
+#include "neap/comm/failure.h"
 #include "neap/train/schema.h"
 
 namespace neap::cli {
@@ -57,19 +59,27 @@ int dispatch(int argc, const char* const* argv) {
 }
 
 int guarded(int argc, const char* const* argv) {
-  log_to_standard_error();
+  const std::string label = rank_label();
+  log_to_standard_error(label);
+  // One write: ranks share the stream.
+  const auto print = [&](const char* kind, const std::string& text) {
+    std::cerr << "neap: " + label + kind + ": " + text + '\n';
+  };
   try {
     return dispatch(argc, argv);
   } catch (const UserError& error) {
-    std::cerr << "neap: error: " << error.what() << '\n';
+    print("error", error.what());
     return kUserError;
+  } catch (const comm::RankFailure& error) {
+    print("error", error.what());
+    return kRankFailed;
   } catch (const OutOfMemory& error) {
-    std::cerr << "neap: out of memory: " << error.what() << '\n';
+    print("out of memory", error.what());
     return kOutOfMemory;
   } catch (const c10::Error& error) {
-    std::cerr << "neap: internal error: " << error.what_without_backtrace() << '\n';
+    print("internal error", error.what_without_backtrace());
   } catch (const std::exception& error) {
-    std::cerr << "neap: internal error: " << error.what() << '\n';
+    print("internal error", error.what());
   }
   return kInternalError;
 }

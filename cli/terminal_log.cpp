@@ -8,9 +8,9 @@
 
 namespace neap::cli {
 
-void log_to_standard_error() {
+void log_to_standard_error(const std::string& label) {
   const auto logger = spdlog::stderr_color_mt("neap");
-  logger->set_pattern("neap: %^%l%$: %v");
+  logger->set_pattern("neap: " + label + "%^%l%$: %v");
   set_log_sink([logger](LogLevel level, const std::string& text) {
     switch (level) {
       case LogLevel::kDebug:

@@ -2,46 +2,98 @@
 
 #include <unistd.h>
 
+#include <chrono>
+#include <csignal>
 #include <iostream>
 #include <optional>
 
 #include "cli/exit_codes.h"
 #include "cli/open_device.h"
+#include "cli/rank_label.h"
 #include "cli/stop_signal.h"
+#include "neap/base/error.h"
+#include "neap/comm/launch.h"
+#include "neap/comm/world.h"
 #include "neap/trace/recorder.h"
+#include "neap/train/parallel.h"
 #include "neap/train/run.h"
 
 namespace neap::cli {
 
-int train(const TrainArguments& arguments) {
-  const train::RunConfig config = train::load_config(arguments.file, arguments.overrides);
-  install_stop_signals();
-  // The simulator outlives main(), so what it records into must as well.
-  static std::optional<trace::Recorder> recorder;
-  if (config.log.trace) recorder.emplace();
-  trace::Recorder* trace = recorder ? &*recorder : nullptr;
+namespace {
 
-  const OpenDevice opened = open_device(config.device, trace);
-  const train::Shell shell{.device = opened.device,
-                           .device_has_clock = opened.has_clock,
-                           .out = std::cout,
-                           .terminal = ::isatty(STDOUT_FILENO) == 1,
-                           .stop_requested = [] { return stop_signal() != 0; },
-                           .recorder = trace};
-  const train::RunResult result = arguments.dry_run ? train::dry_run(config, shell) : train::run(config, shell);
-  if (!result.message.empty()) std::cerr << "neap: " << result.message << '\n';
-  if (report_hazards(config.device)) return kInternalError;
-  switch (result.summary.status) {
-    case train::RunStatus::kFinished:
+using train::RunConfig;
+using train::RunStatus;
+
+int exit_code(RunStatus status) {
+  switch (status) {
+    case RunStatus::kFinished:
       return kOk;
-    case train::RunStatus::kInterrupted:
-      return stopped_by(stop_signal());
-    case train::RunStatus::kOutOfMemory:
+    case RunStatus::kInterrupted:
+      // No signal of its own: it stopped because another rank did.
+      return stopped_by(stop_signal() != 0 ? stop_signal() : SIGTERM);
+    case RunStatus::kOutOfMemory:
       return kOutOfMemory;
-    case train::RunStatus::kNonFinite:
+    case RunStatus::kRankFailed:
+      return kRankFailed;
+    case RunStatus::kNonFinite:
       break;
   }
   return kNonFinite;
+}
+
+int train_here(const RunConfig& config, bool dry_run, const train::Ranks* ranks, trace::Recorder* recorder) {
+  install_stop_signals();
+  const bool first = ranks == nullptr || ranks->world.rank() == 0;
+  std::ostream nowhere(nullptr);
+  const OpenDevice opened = open_device(config.device, recorder);
+  const train::Shell shell{.device = opened.device,
+                           .device_has_clock = opened.has_clock,
+                           .out = first ? std::cout : nowhere,
+                           .terminal = first && ::isatty(STDOUT_FILENO) == 1,
+                           .stop_requested = [] { return stop_signal() != 0; },
+                           .recorder = recorder,
+                           .ranks = ranks};
+  const train::RunResult result = dry_run ? train::dry_run(config, shell) : train::run(config, shell);
+  if (!result.message.empty()) std::cerr << "neap: " + rank_label() + result.message + '\n';
+  if (report_hazards(config.device)) return kInternalError;
+  return exit_code(result.summary.status);
+}
+
+int train_among_ranks(const RunConfig& config, bool dry_run, const comm::Launch& launch, trace::Recorder* recorder) {
+  NEAP_CHECK(
+      config.device.type != train::DeviceKind::kCuda,
+      "[device.type] expected cpu or sim, between which several ranks can exchange tensors; found cuda; start one "
+      "process");
+  const comm::Mesh mesh = train::mesh_of(config.parallel, launch.world, launch.rank);
+  comm::WorldOptions options;
+  options.timeout =
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::nanoseconds(config.parallel.timeout_ns));
+  options.recorder = recorder;
+  const auto world = comm::World::connect(launch, options);
+  try {
+    const train::Ranks ranks{*world, mesh};
+    const int code = train_here(config, dry_run, &ranks, recorder);
+    // Otherwise there is nobody to part from: the world has been told already.
+    if (code != kOutOfMemory && code != kRankFailed) world->close();
+    return code;
+  } catch (const std::exception& error) {
+    world->abandon(error.what());
+    throw;
+  }
+}
+
+}  // namespace
+
+int train(const TrainArguments& arguments) {
+  const RunConfig config = train::load_config(arguments.file, arguments.overrides);
+  const comm::Launch launch = comm::Launch::from_environment();
+  // The simulator outlives main(), so what it records into must as well.
+  static std::optional<trace::Recorder> recorder;
+  if (config.log.trace && launch.rank == 0) recorder.emplace();
+  trace::Recorder* trace = recorder ? &*recorder : nullptr;
+  return launch.world == 1 ? train_here(config, arguments.dry_run, nullptr, trace)
+                           : train_among_ranks(config, arguments.dry_run, launch, trace);
 }
 
 }  // namespace neap::cli

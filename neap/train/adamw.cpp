@@ -8,6 +8,8 @@
 
 #include <unordered_set>
 
+#include "neap/base/error.h"
+
 namespace neap::train {
 namespace {
 
@@ -18,11 +20,16 @@ struct Group {
 
 }  // namespace
 
-AdamW::AdamW(const std::vector<at::Tensor>& parameters, Options options) : options_(options) {
+AdamW::AdamW(const std::vector<at::Tensor>& parameters, Options options, const std::vector<int64_t>& dimensions)
+    : options_(options) {
+  NEAP_ASSERT(dimensions.empty() || dimensions.size() == parameters.size(), dimensions.size(), " dimensions of ",
+              parameters.size(), " parameters");
   std::unordered_set<const void*> seen;  // a tied weight is listed once per name
-  for (const at::Tensor& parameter : parameters) {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor& parameter = parameters[i];
     if (!parameter.requires_grad() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
     parameters_.push_back(parameter);
+    decays_.push_back(options.decay == Decay::kAll || (dimensions.empty() ? parameter.dim() : dimensions[i]) >= 2);
     const at::Tensor values = parameter.detach();
     states_.push_back({.exp_avg = at::zeros_like(values, at::MemoryFormat::Preserve),
                        .exp_avg_sq = at::zeros_like(values, at::MemoryFormat::Preserve),
@@ -37,7 +44,7 @@ void AdamW::step(double lr) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& parameter = parameters_[i];
     if (!parameter.grad().defined()) continue;
-    Group& group = options_.decay == Decay::kAll || parameter.dim() >= 2 ? decayed : plain;
+    Group& group = decays_[i] ? decayed : plain;
     group.parameters.push_back(parameter);
     group.gradients.push_back(parameter.grad());
     group.exp_avgs.push_back(states_[i].exp_avg);

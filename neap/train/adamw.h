@@ -27,7 +27,9 @@ class AdamW {
 
   // The states lie on the parameters' device, in their dtype. A parameter listed twice counts once; one that requires
   // no gradient is left out.
-  AdamW(const std::vector<at::Tensor>& parameters, Options options);
+  // `dimensions`: how many each parameter has as a whole, where it is but a piece here (neap/shard) and does not show
+  // it; empty: its own.
+  AdamW(const std::vector<at::Tensor>& parameters, Options options, const std::vector<int64_t>& dimensions = {});
 
   // One update with the gradients that are there; a parameter without one is not touched, and its step count stays.
   void step(double lr);
@@ -48,6 +50,7 @@ class AdamW {
  private:
   Options options_;
   std::vector<at::Tensor> parameters_;
+  std::vector<bool> decays_;  // one per parameter
   std::vector<State> states_;
 };
 

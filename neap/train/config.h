@@ -21,6 +21,8 @@ enum class NonFinite { kStop, kSkip };
 enum class Schedule { kConstant, kLinear, kCosine };
 enum class RecomputeMode { kNone, kFull, kSelective };
 enum class Decay { kAll, kMatrices };
+enum class ZeroStage { kOptimizer, kGradients, kParameters };
+enum class GradientReduction { kAverage, kSum };
 enum class DeviceKind { kCpu, kSim, kCuda };
 enum class SimClock { kReal, kVirtual };
 
@@ -89,6 +91,18 @@ struct RecomputeSection {
   std::vector<std::string> layers;
 };
 
+// Of runs with several ranks; one rank alone shards nothing.
+struct ParallelSection {
+  int64_t shard = -1;            // ranks that share one copy of the parameters; -1 = all, or what replicate leaves
+  std::optional<int> replicate;  // copies; none = what shard leaves
+  ZeroStage stage = ZeroStage::kParameters;
+  bool comm_fusion = true;
+  GradientReduction reduce_op = GradientReduction::kAverage;
+  int64_t timeout_ns = 300'000'000'000;
+
+  bool operator==(const ParallelSection&) const = default;
+};
+
 struct LogSection {
   std::string dir;  // empty = runs/<name of the run file>
   bool trace = false;
@@ -102,6 +116,7 @@ struct RunConfig {
   DeviceSection device;
   OffloadSection offload;
   RecomputeSection recompute;
+  ParallelSection parallel;
   LogSection log;
 };
 

@@ -58,6 +58,7 @@ std::string format_rate(const Bytes& rate) {
 
 std::string format_duration(const int64_t& ns) {
   if (ns == 0) return "0";
+  if (ns % 1'000'000'000 == 0) return std::to_string(ns / 1'000'000'000) + "s";
   if (ns % 1'000'000 == 0) return std::to_string(ns / 1'000'000) + "ms";
   if (ns % 1'000 == 0) return std::to_string(ns / 1'000) + "us";
   return std::to_string(ns) + "ns";

@@ -25,9 +25,11 @@ const char* to_string(RunStatus status) {
     case RunStatus::kOutOfMemory:
       return "out_of_memory";
     case RunStatus::kNonFinite:
+      return "non_finite";
+    case RunStatus::kRankFailed:
       break;
   }
-  return "non_finite";
+  return "rank_failed";
 }
 
 double RunSummary::step_ms() const {

@@ -53,7 +53,7 @@ struct StepMetrics {
   double tokens_per_s() const { return step_ms > 0 ? static_cast<double>(tokens) / step_ms * 1000 : 0; }
 };
 
-enum class RunStatus { kFinished, kInterrupted, kOutOfMemory, kNonFinite };
+enum class RunStatus { kFinished, kInterrupted, kOutOfMemory, kNonFinite, kRankFailed };
 const char* to_string(RunStatus status);
 
 // A run as a whole. Sums are over all steps, the peak is the largest, times are medians without the first step, which

@@ -59,6 +59,26 @@ TEST(AdamW, AgreesWithTorchOptimWithinRounding) {
   EXPECT_GT(largest_difference(ours, random_parameters()), 1e-2);
 }
 
+// Pieces of parameters have one dimension, whatever the parameter has.
+TEST(AdamW, MatricesDecayInPiecesToo) {
+  std::vector<at::Tensor> whole = random_parameters();
+  std::vector<at::Tensor> flat;
+  std::vector<int64_t> dimensions;
+  for (const at::Tensor& parameter : whole) {
+    flat.push_back(parameter.detach().flatten().clone().set_requires_grad(true));
+    dimensions.push_back(parameter.dim());
+  }
+  AdamW ours(whole, {.decay = Decay::kMatrices});
+  AdamW pieces(flat, {.decay = Decay::kMatrices}, dimensions);
+  for (size_t i = 0; i < whole.size(); ++i) {
+    whole[i].mutable_grad() = at::randn(whole[i].sizes());
+    flat[i].mutable_grad() = whole[i].grad().flatten().clone();
+  }
+  ours.step(1e-2);
+  pieces.step(1e-2);
+  for (size_t i = 0; i < whole.size(); ++i) EXPECT_TRUE(at::equal(whole[i].flatten(), flat[i])) << i;
+}
+
 TEST(AdamW, IsBitEqualToTheFusedOperatorCalledPerTensor) {
   std::vector<at::Tensor> ours = random_parameters();
   std::vector<at::Tensor> theirs = copy_of(ours);

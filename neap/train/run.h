@@ -18,6 +18,9 @@
 namespace neap::trace {
 class Recorder;
 }
+namespace neap::train {
+struct Ranks;
+}
 
 namespace neap::train {
 
@@ -28,6 +31,7 @@ struct Shell {
   bool terminal = false;
   std::function<bool()> stop_requested;  // asked before each step; empty: never
   trace::Recorder* recorder = nullptr;   // null: no trace
+  const Ranks* ranks = nullptr;          // null: one rank, which shards nothing
 };
 
 struct RunResult {
@@ -36,7 +40,8 @@ struct RunResult {
 };
 
 // Leaves metrics.jsonl, summary.json, config.yaml and, with a recorder, trace.json in config.log.dir, whatever became
-// of the run once its input was found good.
+// of the run once its input was found good. With several ranks (collective): rank 0 leaves them, `out` may be silent on
+// the others; a rank that runs out of memory leaves the world, and the others end with kRankFailed.
 RunResult run(const RunConfig& config, const Shell& shell);
 
 // Does everything but the steps, and prints the configuration and what it amounts to. Writes no file.

@@ -149,6 +149,30 @@ void add_recompute(std::vector<Key>& out) {
                             "tensor that differs. Costs more memory than is saved."));
 }
 
+void add_parallel(std::vector<Key>& out) {
+  out.push_back(integer_key("parallel.shard", AT(parallel, shard), -1, 1'000'000,
+                            "Ranks that share one copy of the model in pieces; -1: all of them, or as many as "
+                            "parallel.replicate leaves. All keys of this section: runs with several ranks."));
+  out.push_back(
+      optional_integer_key("parallel.replicate", AT(parallel, replicate), "automatic",
+                           "Copies of the model (HSDP); automatic: the number of ranks over parallel.shard."));
+  out.push_back(choice_key<ZeroStage>("parallel.stage", AT(parallel, stage),
+                                      {{"optim", ZeroStage::kOptimizer},
+                                       {"optim_grads", ZeroStage::kGradients},
+                                       {"optim_grads_params", ZeroStage::kParameters}},
+                                      "What stays in pieces within a step, too (ZeRO 1, 2, 3): optimizer state alone, "
+                                      "gradients as well, parameters as well."));
+  out.push_back(boolean_key("parallel.comm_fusion", AT(parallel, comm_fusion),
+                            "One gather and one scatter for all parameters of a layer; false: one for each."));
+  out.push_back(choice_key<GradientReduction>(
+      "parallel.reduce_op", AT(parallel, reduce_op),
+      {{"avg", GradientReduction::kAverage}, {"sum", GradientReduction::kSum}},
+      "avg: gradients are means over all tokens of the step; sum: the sum of each rank's own mean, so larger by the "
+      "number of ranks."));
+  out.push_back(duration_key("parallel.timeout", AT(parallel, timeout_ns),
+                             "How long a rank waits for the others before the run ends with an error; at least 1ms."));
+}
+
 void add_log(std::vector<Key>& out) {
   out.push_back(
       text_key("log.dir", AT(log, dir), false,
@@ -190,6 +214,13 @@ void check_recompute(const RecomputeSection& recompute) {
              "out, or choose selective");
 }
 
+void check_parallel(const ParallelSection& parallel) {
+  NEAP_CHECK(parallel.shard != 0, "[parallel.shard] expected a number of ranks, or -1 for all of them; found 0");
+  NEAP_CHECK(parallel.replicate != 0, "[parallel.replicate] expected a number of copies from 1, or automatic; found 0");
+  NEAP_CHECK(parallel.timeout_ns >= 1'000'000, "[parallel.timeout] expected a time of at least 1ms; found ",
+             parallel.timeout_ns, "ns");
+}
+
 std::string_view first_segment(std::string_view path) { return path.substr(0, path.find('.')); }
 
 }  // namespace
@@ -203,6 +234,7 @@ const std::vector<Key>& keys() {
     add_device(out);
     add_offload(out);
     add_recompute(out);
+    add_parallel(out);
     add_log(out);
     return out;
   }();
@@ -248,6 +280,7 @@ void check(const RunConfig& config) {
   NEAP_CHECK(config.optim.warmup <= config.train.steps, "[optim.warmup] expected at most train.steps, which is ",
              config.train.steps, "; found ", config.optim.warmup);
   check_recompute(config.recompute);
+  check_parallel(config.parallel);
   if (config.device.type == DeviceKind::kSim) {
     NEAP_CHECK(config.device.index < config.device.count, "[device.index] expected less than device.count, which is ",
                config.device.count, "; found ", config.device.index);

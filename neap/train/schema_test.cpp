@@ -153,6 +153,16 @@ TEST(Schema, KeysThatContradictEachOtherAreErrors) {
   config.recompute.mode = RecomputeMode::kFull;
   EXPECT_THAT(check_error(config), HasSubstr("[recompute.mode] full is every layer, but"));
   config = complete();
+  config.parallel.shard = 0;
+  EXPECT_THAT(check_error(config), HasSubstr("[parallel.shard] expected a number of ranks, or -1"));
+  config.parallel.shard = 2;
+  config.parallel.replicate = 0;
+  EXPECT_THAT(check_error(config), HasSubstr("[parallel.replicate] expected a number of copies from 1"));
+  config.parallel.replicate = 2;
+  EXPECT_EQ(check_error(config), testing::kNoError);
+  config.parallel.timeout_ns = 10'000;
+  EXPECT_THAT(check_error(config), HasSubstr("[parallel.timeout] expected a time of at least 1ms"));
+  config = complete();
   config.device.type = DeviceKind::kSim;
   config.device.index = 2;
   config.device.count = 2;

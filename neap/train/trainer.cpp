@@ -11,11 +11,14 @@
 #include <utility>
 
 #include "neap/base/scope_exit.h"
+#include "neap/comm/world.h"
 #include "neap/device/event.h"
 #include "neap/offload/engine.h"
 #include "neap/recompute/recompute.h"
+#include "neap/shard/fully_shard.h"
 #include "neap/trace/recorder.h"
 #include "neap/train/clip.h"
+#include "neap/train/parallel.h"
 #include "neap/train/peak_meter.h"
 
 namespace neap::train {
@@ -67,7 +70,13 @@ Trainer::Trainer(Parts parts, const TrainSection& train, double clip)
     : parts_(std::move(parts)),
       train_(train),
       clip_(clip),
-      peak_(std::make_unique<PeakMeter>(parts_.optimizer.parameters(), parts_.device)) {}
+      // Sharded parameters and gradients change their size within a step, so the meter could not tell them apart.
+      peak_(std::make_unique<PeakMeter>(
+          parts_.sharded == nullptr ? parts_.optimizer.parameters() : std::vector<at::Tensor>(), parts_.device)),
+      ranks_(parts_.world == nullptr ? 1 : parts_.world->size()),
+      rank_(parts_.world == nullptr ? 0 : parts_.world->rank()) {
+  NEAP_ASSERT((parts_.world == nullptr) == (parts_.sharded == nullptr), "ranks and a sharded model come together");
+}
 
 Trainer::~Trainer() = default;
 
@@ -87,7 +96,7 @@ at::Tensor Trainer::batch(int64_t micro, at::Tensor& labels) const {
   const at::Tensor inputs = at::empty({train_.batch, train_.sequence}, at::kLong);
   labels = at::empty_like(inputs);
   const auto length = static_cast<size_t>(train_.sequence);
-  const int64_t first = (steps_done_ * train_.accumulation + micro) * train_.batch;
+  const int64_t first = ((steps_done_ * train_.accumulation + micro) * ranks_ + rank_) * train_.batch;
   for (int64_t row = 0; row < train_.batch; ++row) {
     const int64_t offset = row * train_.sequence;
     parts_.sequences.read(first + row, {inputs.data_ptr<int64_t>() + offset, length},
@@ -97,7 +106,8 @@ at::Tensor Trainer::batch(int64_t micro, at::Tensor& labels) const {
   return inputs.to(parts_.device.c10_device());
 }
 
-void Trainer::accumulate_gradients(int64_t tokens, at::Tensor& loss) {
+// `losses`: their sum, or with several ranks each of them, as sums of float32 depend on the order.
+void Trainer::accumulate_gradients(int64_t tokens, std::vector<at::Tensor>& losses) {
   for (int64_t micro = 0; micro < train_.accumulation; ++micro) {
     at::Tensor labels;
     at::Tensor part;
@@ -107,8 +117,25 @@ void Trainer::accumulate_gradients(int64_t tokens, at::Tensor& loss) {
     });
     phase("backward", [&] { part.backward(); });
     const at::Tensor value = part.detach();
-    loss = loss.defined() ? at::add(loss, value) : value;
+    if (losses.empty() || ranks_ > 1) {
+      losses.push_back(value);
+    } else {
+      losses.front() = at::add(losses.front(), value);
+    }
   }
+}
+
+void Trainer::reduce(const std::vector<at::Tensor>& losses, StepMetrics& metrics) {
+  if (parts_.sharded == nullptr) {
+    metrics.grad_norm = global_norm(parts_.optimizer.parameters());
+    metrics.loss = losses.front().item<double>();
+    return;
+  }
+  metrics.grad_norm = static_cast<float>(parts_.sharded->grad_norm());
+  const bool stop = parts_.stop_requested && parts_.stop_requested();
+  const Exchanged exchanged = exchange(*parts_.world, losses, stop);
+  metrics.loss = exchanged.loss;
+  stop_agreed_ = exchanged.stop;
 }
 
 void Trainer::update(StepMetrics& metrics) {
@@ -140,14 +167,11 @@ StepMetrics Trainer::step() {
   StepMetrics metrics;
   metrics.step = steps_done_ + 1;
   metrics.lr = parts_.rate.at(steps_done_);
-  metrics.tokens = train_.batch * train_.sequence * train_.accumulation;
+  metrics.tokens = train_.batch * train_.sequence * train_.accumulation * ranks_;
   try {
-    at::Tensor loss;
-    accumulate_gradients(metrics.tokens, loss);
-    phase("gradient norm", [&] {
-      metrics.grad_norm = global_norm(parts_.optimizer.parameters());
-      metrics.loss = loss.item<double>();
-    });
+    std::vector<at::Tensor> losses;
+    accumulate_gradients(metrics.tokens, losses);
+    phase("gradient norm", [&] { reduce(losses, metrics); });
     update(metrics);
   } catch (const std::exception& error) {
     const auto reason = out_of_memory_text(error);
@@ -160,7 +184,7 @@ StepMetrics Trainer::step() {
   metrics.step_ms = milliseconds_since(begin);
   if (parts_.device_has_clock) metrics.device_step_ms = milliseconds_on_device(device_begin, device);
   if (const auto stats = device.memory_stats()) metrics.device_peak = stats->allocated_peak;
-  metrics.peak_parts = peak_->parts();
+  if (parts_.sharded == nullptr) metrics.peak_parts = peak_->parts();
   add_offload_report(metrics);
   add_recompute_report(metrics);
   return metrics;

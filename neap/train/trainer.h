@@ -1,8 +1,8 @@
 // The training loop's one step: forward and backward over the micro-batches, clipping, update.
 //
 // Token-weighted: each micro-batch's loss is its sum over the tokens of the whole step, so gradients and the reported
-// loss are means over all tokens, however they were split. Same data, same seed, same bits, with or without offload
-// and recomputation.
+// loss are means over all tokens, however they were split, also over ranks (parallel.h). Same data, same seed, same
+// bits, with or without offload and recomputation.
 //
 // The host waits for the device once a step, for the gradient norm, and where the device has a clock of its own also
 // for the end of the step, to read it. Not thread-safe.
@@ -29,8 +29,14 @@
 namespace neap::offload {
 class Engine;
 }
+namespace neap::comm {
+class World;
+}
 namespace neap::recompute {
 class Recompute;
+}
+namespace neap::shard {
+class Sharded;
 }
 namespace neap::trace {
 class Recorder;
@@ -60,6 +66,10 @@ class Trainer {
     recompute::Recompute* recompute = nullptr;
     trace::Recorder* recorder = nullptr;
     bool device_has_clock = false;  // a clock of its own, not the host's: report both times, and wait for its end
+    // Several ranks: both. `loss` runs the sharded model, the optimizer has its pieces, and step() is collective.
+    comm::World* world = nullptr;
+    shard::Sharded* sharded = nullptr;
+    std::function<bool()> stop_requested = {};  // of this rank; empty: never
   };
 
   Trainer(Parts parts, const TrainSection& train, double clip);
@@ -69,11 +79,16 @@ class Trainer {
 
   // One update. When it throws, the parameters are those of the step before and no gradients are left.
   //   NonFiniteError      the policy is stop
-  //   DeviceOutOfMemory   with what held the memory
+  //   DeviceOutOfMemory   with what held the memory; other ranks know nothing of it
+  //   comm::RankFailure   another rank is gone
   StepMetrics step();
 
+  // Several ranks: some rank wanted to stop when the latest step had its gradients. The same answer on all of them.
+  bool stop_agreed() const noexcept { return stop_agreed_; }
+
  private:
-  void accumulate_gradients(int64_t tokens, at::Tensor& loss);
+  void accumulate_gradients(int64_t tokens, std::vector<at::Tensor>& losses);
+  void reduce(const std::vector<at::Tensor>& losses, StepMetrics& metrics);
   at::Tensor batch(int64_t micro, at::Tensor& labels) const;
   void update(StepMetrics& metrics);
   void add_offload_report(StepMetrics& metrics) const;
@@ -85,7 +100,10 @@ class Trainer {
   TrainSection train_;
   double clip_;
   std::unique_ptr<PeakMeter> peak_;
+  const int64_t ranks_;
+  const int64_t rank_;
   int64_t steps_done_ = 0;
+  bool stop_agreed_ = false;
   const char* phase_ = "";
 };
 
