@@ -44,7 +44,7 @@ void WorkState::block() {
   {
     MutexLock lock(mutex_);
     // Ends within the timeout of the world: the watchdog sees to it.
-    changed_.wait(mutex_, [&] { return done_; });
+    changed_.wait(mutex_, [&]() NEAP_REQUIRES(mutex_) { return done_; });
   }
   *host_wait_ns_ += (std::chrono::steady_clock::now() - begin) / std::chrono::nanoseconds(1);
 }

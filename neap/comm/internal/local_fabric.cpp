@@ -138,7 +138,9 @@ std::shared_ptr<LocalGroup> LocalHub::join(const std::string& name, size_t membe
   meeting.arrived += open ? 1 : 0;
   changed_.notify_all();
   const auto complete = [&] { return meeting.arrived == members; };
-  if (open) changed_.wait_for(mutex_, timeout_, [&] { return complete() || meeting.given_up || !failure_.empty(); });
+  if (open)
+    changed_.wait_for(mutex_, timeout_,
+                      [&]() NEAP_REQUIRES(mutex_) { return complete() || meeting.given_up || !failure_.empty(); });
   if (complete()) return meeting.group;
   meeting.given_up = true;
   changed_.notify_all();

@@ -30,7 +30,7 @@ Watchdog::Watch Watchdog::watch(std::chrono::nanoseconds limit, std::function<vo
 void Watchdog::forget(uint64_t id) {
   MutexLock lock(mutex_);
   entries_.erase(id);
-  changed_.wait(mutex_, [&] { return running_ != id; });
+  changed_.wait(mutex_, [&]() NEAP_REQUIRES(mutex_) { return running_ != id; });
 }
 
 std::function<void()> Watchdog::next_expired() {
@@ -43,7 +43,7 @@ std::function<void()> Watchdog::next_expired() {
     });
     wakes_at_ = earliest == entries_.end() ? Clock::time_point::max() : earliest->second.deadline;
     const auto slept_until = wakes_at_;
-    const auto woken = [&] { return stopping_ || wakes_at_ < slept_until; };
+    const auto woken = [&]() NEAP_REQUIRES(mutex_) { return stopping_ || wakes_at_ < slept_until; };
     if (stopping_) return {};
     if (slept_until == Clock::time_point::max()) {
       changed_.wait(mutex_, woken);

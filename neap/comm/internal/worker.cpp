@@ -26,7 +26,7 @@ void Worker::run() {
     std::function<void()> work;
     {
       MutexLock lock(mutex_);
-      changed_.wait(mutex_, [&] { return stopping_ || !queue_.empty(); });
+      changed_.wait(mutex_, [&]() NEAP_REQUIRES(mutex_) { return stopping_ || !queue_.empty(); });
       if (queue_.empty()) return;
       work = std::move(queue_.front());
       queue_.pop_front();

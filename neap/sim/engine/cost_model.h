@@ -30,7 +30,8 @@ class CostModel {
   }
   Nanoseconds copy(Link link, std::size_t bytes, int latencies = 1) const {
     const double given = link_gbps_[static_cast<std::size_t>(link)];
-    return rounded_nanoseconds(latency_ns_ * latencies + static_cast<double>(bytes) / (given > 0 ? given : kDefaultLinkGbps));
+    return rounded_nanoseconds(latency_ns_ * latencies +
+                               static_cast<double>(bytes) / (given > 0 ? given : kDefaultLinkGbps));
   }
   bool limited(Link link) const { return link_gbps_[static_cast<std::size_t>(link)] > 0; }
 
