@@ -2,6 +2,8 @@
 
 #include <torch/nn/module.h>
 
+#include <utility>
+
 #include "neap/autograd/hook_point.h"
 #include "neap/autograd/unit_selection.h"
 
@@ -43,6 +45,13 @@ std::vector<NamedHookPoint> select_hook_points(torch::nn::Module& root, const st
   std::vector<NamedHookPoint> chosen;
   for (const std::size_t i : select_units(names, patterns, section)) chosen.push_back(points[i]);
   return chosen;
+}
+
+std::vector<at::Tensor> parameters_and_buffers(const torch::nn::Module& model) {
+  std::vector<at::Tensor> all = model.parameters();
+  for (at::Tensor& buffer : model.buffers()) all.push_back(std::move(buffer));
+  std::erase_if(all, [](const at::Tensor& tensor) { return !tensor.defined(); });
+  return all;
 }
 
 }  // namespace neap::autograd

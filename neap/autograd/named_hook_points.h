@@ -1,5 +1,7 @@
-// The hook points of a model, by the dotted names of its modules.
+// The hook points of a model, by the dotted names of its modules, and the tensors it owns.
 #pragma once
+
+#include <ATen/core/Tensor.h>
 
 #include <cstddef>
 #include <string>
@@ -31,5 +33,8 @@ std::vector<std::string> module_names(torch::nn::Module& root);
 // own list of layers. UserErrors begin with `[section.modules]` or `[section.layers]`.
 std::vector<NamedHookPoint> select_hook_points(torch::nn::Module& root, const std::vector<std::string>& patterns,
                                                std::string_view section);
+
+// What belongs to the model: its defined parameters and buffers, all modules'. For registries of resident storages.
+std::vector<at::Tensor> parameters_and_buffers(const torch::nn::Module& model);
 
 }  // namespace neap::autograd

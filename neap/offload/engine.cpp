@@ -21,13 +21,6 @@ struct AttachedUnit {
   autograd::HookHandle handle;
 };
 
-std::vector<at::Tensor> parameters_and_buffers(const torch::nn::Module& model) {
-  std::vector<at::Tensor> all = model.parameters();
-  for (at::Tensor& buffer : model.buffers()) all.push_back(std::move(buffer));
-  std::erase_if(all, [](const at::Tensor& tensor) { return !tensor.defined(); });
-  return all;
-}
-
 }  // namespace
 
 class Engine::Impl {
@@ -47,7 +40,7 @@ class Engine::Impl {
     const auto chosen = autograd::select_hook_points(model, patterns, "offload");
     check_count(chosen);
 
-    state_->set_model(parameters_and_buffers(model));
+    state_->set_model(autograd::parameters_and_buffers(model));
     model_ = &model;
     for (const auto& point : chosen) attach_unit(point);
     std::ranges::sort(attached_, {}, &AttachedUnit::order);

@@ -50,13 +50,6 @@ struct AttachedUnit {
   autograd::HookHandle handle;
 };
 
-std::vector<at::Tensor> parameters_and_buffers(const torch::nn::Module& model) {
-  std::vector<at::Tensor> all = model.parameters();
-  for (at::Tensor& buffer : model.buffers()) all.push_back(std::move(buffer));
-  std::erase_if(all, [](const at::Tensor& tensor) { return !tensor.defined(); });
-  return all;
-}
-
 }  // namespace
 
 class Recompute::Impl {
@@ -75,7 +68,7 @@ class Recompute::Impl {
                "[recompute] expected the model that this object is attached to; found another; use one per model");
     const auto chosen = autograd::select_hook_points(model, patterns, "recompute");
     model_ = &model;
-    const std::vector<at::Tensor> residents = parameters_and_buffers(model);
+    const std::vector<at::Tensor> residents = autograd::parameters_and_buffers(model);
     for (const at::Tensor& tensor : residents) shared_->residents.add(tensor);
     const auto devices = internal::devices_of(residents, {});
     for (const autograd::NamedHookPoint& point : chosen) attach_unit(point, devices);

@@ -1,58 +1,23 @@
 """`neap train` on several ranks: the numbers of one process, whatever else is on; and how all of them end."""
 
-import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import pytest
 from neap_command import binary
-
-GIVE_UP = 120  # seconds until a test calls a rank hung
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from rank_processes import GIVE_UP, end, environment, rank_processes
 
 
-def environment(**extra):
-    launchers = ("RANK", "WORLD", "LOCAL_", "MASTER_", "OMPI_", "TORCHELASTIC_")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(launchers)}
-    return {**kept, "OMP_NUM_THREADS": "1", **{k: str(v) for k, v in extra.items()}}
-
-
-@contextmanager
 def started(workspace, size, *overrides, own=None):
-    """`own`: overrides of single ranks. Those still there at the end are killed."""
-    port = free_port()
-    processes = [
-        subprocess.Popen(
-            [binary(), "train", "run.yaml", *overrides, *(own or {}).get(rank, [])],
-            cwd=workspace.path,
-            env=environment(RANK=rank, WORLD_SIZE=size, MASTER_ADDR="127.0.0.1", MASTER_PORT=port),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    """`own`: overrides of single ranks."""
+    commands = [[binary(), "train", "run.yaml", *overrides, *(own or {}).get(rank, [])] for rank in range(size)]
+    return rank_processes(commands, cwd=workspace.path)
 
 
 def ends(processes):
-    """(exit code, standard output, standard error) of each rank."""
-    outputs = [process.communicate(timeout=GIVE_UP) for process in processes]
-    return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
+    return [end(process) for process in processes]
 
 
 def train(workspace, size, directory, *overrides):

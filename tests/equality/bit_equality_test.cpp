@@ -10,46 +10,21 @@
 #include <string>
 #include <tuple>
 
-#include "neap/models/causal_lm.h"
 #include "neap/offload/engine.h"
 #include "testing/llama_config.h"
 #include "testing/sim_fixture.h"
 #include "testing/small_models.h"
+#include "tests/equality/equality_models.h"
 
 namespace neap::testing {
 namespace {
-
-using LossOfStep = std::function<at::Tensor(int64_t step)>;
-
-struct Model {
-  const char* name;
-  // A fresh model on the device, and its loss on the data of a step.
-  std::function<std::pair<std::shared_ptr<torch::nn::Module>, LossOfStep>(c10::Device)> make;
-};
-
-void PrintTo(const Model& model, std::ostream* out) { *out << model.name; }
 
 Model decoder(const char* name, const char* model_type, bool qk_norm, at::ScalarType dtype) {
   models::LlamaConfig config = small_llama(/*vocabulary=*/97);
   config.model_type = model_type;
   config.num_hidden_layers = 5;
   config.qk_norm = qk_norm;
-  return {name, [config, dtype](c10::Device device) {
-            const auto model = models::make_llama(config, at::TensorOptions().device(device).dtype(dtype), /*seed=*/3);
-            const auto loss = [model, device](int64_t step) {
-              const auto ids = (at::arange(2 * 33, at::kLong) * 11 + step * 5).remainder(97).view({2, 33}).to(device);
-              return model->loss(ids.narrow(1, 0, 32), ids.narrow(1, 1, 32));
-            };
-            return std::pair<std::shared_ptr<torch::nn::Module>, LossOfStep>(model, loss);
-          }};
-}
-
-Model hostile(const char* name, at::ScalarType dtype) {
-  return {name, [dtype](c10::Device device) {
-            const auto model = std::make_shared<HostileModel>(4, at::TensorOptions().device(device).dtype(dtype));
-            return std::pair<std::shared_ptr<torch::nn::Module>, LossOfStep>(
-                model, [model](int64_t step) { return model->loss(step); });
-          }};
+  return llama(name, config, dtype, /*length=*/32);
 }
 
 struct Way {

@@ -12,51 +12,23 @@
 #include <tuple>
 #include <vector>
 
-#include "neap/models/causal_lm.h"
 #include "neap/offload/engine.h"
 #include "neap/recompute/recompute.h"
+#include "testing/llama_config.h"
 #include "testing/sim_fixture.h"
 #include "testing/small_models.h"
+#include "tests/equality/equality_models.h"
 
 namespace neap::testing {
 namespace {
 
-using LossOfStep = std::function<at::Tensor(int64_t step)>;
-
-struct Model {
-  const char* name;
-  std::function<std::pair<std::shared_ptr<torch::nn::Module>, LossOfStep>(c10::Device)> make;
-};
-
-void PrintTo(const Model& model, std::ostream* out) { *out << model.name; }
-
 Model decoder(const char* name, const char* model_type, bool qk_norm, at::ScalarType dtype) {
-  models::LlamaConfig config;
+  models::LlamaConfig config = small_llama(/*vocabulary=*/97);
   config.model_type = model_type;
-  config.vocab_size = 97;
-  config.hidden_size = 32;
   config.intermediate_size = 96;
   config.num_hidden_layers = 4;
-  config.num_attention_heads = 4;
-  config.num_key_value_heads = 2;
-  config.head_dim = 8;
   config.qk_norm = qk_norm;
-  return {name, [config, dtype](c10::Device device) {
-            const auto model = models::make_llama(config, at::TensorOptions().device(device).dtype(dtype), /*seed=*/3);
-            const auto loss = [model, device](int64_t step) {
-              const auto ids = (at::arange(2 * 17, at::kLong) * 11 + step * 5).remainder(97).view({2, 17}).to(device);
-              return model->loss(ids.narrow(1, 0, 16), ids.narrow(1, 1, 16));
-            };
-            return std::pair<std::shared_ptr<torch::nn::Module>, LossOfStep>(model, loss);
-          }};
-}
-
-Model hostile(const char* name, at::ScalarType dtype) {
-  return {name, [dtype](c10::Device device) {
-            const auto model = std::make_shared<HostileModel>(4, at::TensorOptions().device(device).dtype(dtype));
-            const auto loss = [model](int64_t step) { return model->loss(step); };
-            return std::pair<std::shared_ptr<torch::nn::Module>, LossOfStep>(model, loss);
-          }};
+  return llama(name, config, dtype, /*length=*/16);
 }
 
 // Which units run again, and how many regions that makes a step with four layers.

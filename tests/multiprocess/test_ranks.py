@@ -9,15 +9,14 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from rank_processes import GIVE_UP, end, environment, free_port, rank_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("NEAP_BUILD_DIR", ROOT / "build" / "dev"))
 PROGRAM = BUILD / "tests" / "multiprocess" / "neap_ranks"
-GIVE_UP = 120  # seconds until a test calls a rank hung
 
 
 @pytest.fixture(autouse=True)
@@ -25,43 +24,8 @@ def program_is_built():
     assert PROGRAM.exists(), f"{PROGRAM} is missing; build it, or name its build folder in NEAP_BUILD_DIR"
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def environment(**extra):
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("RANK", "WORLD", "LOCAL_", "MASTER_", "OMPI_"))}
-    return {**kept, "OMP_NUM_THREADS": "1", **{k: str(v) for k, v in extra.items()}}
-
-
-@contextmanager
 def ranks(size, scenario, timeout_ms=60_000, **extra):
-    """The processes of one world; those still there at the end are killed."""
-    port = free_port()
-    processes = [
-        subprocess.Popen(
-            [PROGRAM, scenario, str(timeout_ms)],
-            env=environment(RANK=rank, WORLD_SIZE=size, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **extra),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-def end(process):
-    out, err = process.communicate(timeout=GIVE_UP)
-    return process.returncode, out, err
+    return rank_processes([[PROGRAM, scenario, str(timeout_ms)]] * size, stdin=subprocess.PIPE, **extra)
 
 
 def wait_for(process, line):
