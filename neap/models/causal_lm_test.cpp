@@ -17,7 +17,6 @@
 
 #include "neap/base/error.h"
 #include "neap/models/hugging_face.h"
-#include "neap/models/safetensors.h"
 #include "testing/error_of.h"
 #include "testing/llama_config.h"
 

@@ -2,8 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -19,12 +18,16 @@
 #include <vector>
 
 #include "neap/base/error.h"
-#include "neap/models/internal/atomic_file.h"
-#include "neap/models/safetensors.h"
+#include "neap/files/atomic_file.h"
+#include "neap/files/safetensors.h"
+#include "neap/files/tensor_bytes.h"
 
 namespace neap::models {
 namespace {
 
+using files::SafeTensorInfo;
+using files::SafetensorsFile;
+using files::SafetensorsWriter;
 using neap::internal::concat;
 
 namespace fs = std::filesystem;
@@ -34,25 +37,6 @@ constexpr const char* kWeights = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr const char* kHead = "lm_head.weight";
-
-constexpr std::pair<SafeType, at::ScalarType> kTypes[] = {
-    {SafeType::kBool, at::kBool},  {SafeType::kU8, at::kByte},       {SafeType::kI8, at::kChar},
-    {SafeType::kI16, at::kShort},  {SafeType::kI32, at::kInt},       {SafeType::kI64, at::kLong},
-    {SafeType::kF16, at::kHalf},   {SafeType::kBF16, at::kBFloat16}, {SafeType::kF32, at::kFloat},
-    {SafeType::kF64, at::kDouble},
-};
-
-at::ScalarType to_torch(SafeType type) {
-  return std::find_if(std::begin(kTypes), std::end(kTypes), [&](const auto& pair) { return pair.first == type; })
-      ->second;
-}
-
-SafeType to_safe(at::ScalarType type) {
-  const auto* found =
-      std::find_if(std::begin(kTypes), std::end(kTypes), [&](const auto& pair) { return pair.second == type; });
-  NEAP_CHECK(found != std::end(kTypes), "[models] safetensors cannot hold tensors of ", type);
-  return found->first;
-}
 
 std::string dtype_name(at::ScalarType type) {
   switch (type) {
@@ -125,14 +109,7 @@ class Weights {
 };
 
 at::Tensor tensor_of(const Weights::Place& place) {
-  const at::ScalarType type = to_torch(place.info().type);
-  const std::span<const std::byte> bytes = place.bytes();
-  const bool aligned =
-      reinterpret_cast<std::uintptr_t>(bytes.data()) % static_cast<std::size_t>(size_of(place.info().type)) == 0;
-  if (aligned) return at::from_blob(const_cast<std::byte*>(bytes.data()), place.info().shape, at::TensorOptions(type));
-  at::Tensor copy = at::empty(place.info().shape, at::TensorOptions(type));
-  std::memcpy(copy.mutable_data_ptr(), bytes.data(), bytes.size());
-  return copy;
+  return files::tensor_over(place.bytes(), place.info().type, place.info().shape);
 }
 
 // Names of the file that a model need not have a parameter for.
@@ -176,42 +153,33 @@ void check_tied(const CausalLM& model, const Weights& weights, const fs::path& d
              " differ; set tie_word_embeddings to false");
 }
 
-using Items = std::vector<std::pair<std::string, at::Tensor>>;
+using Items = std::vector<HfTensor>;
 
-int64_t bytes_of(const Items& items) {
-  int64_t bytes = 0;
-  for (const auto& [name, tensor] : items) bytes += static_cast<int64_t>(tensor.nbytes());
-  return bytes;
+int64_t bytes_of(const HfTensor& tensor) {
+  return c10::multiply_integers(tensor.sizes) * static_cast<int64_t>(c10::elementSize(tensor.dtype));
 }
 
 void write_shard(const fs::path& path, const Items& items) {
   std::vector<SafeTensorInfo> infos;
-  for (const auto& [name, tensor] : items)
-    infos.push_back({name, to_safe(tensor.scalar_type()), tensor.sizes().vec(), 0});
+  for (const HfTensor& item : items) infos.push_back({item.name, files::to_safe(item.dtype), item.sizes, 0});
   SafetensorsWriter writer(path, infos, {{"format", "pt"}});  // transformers asks for the format
-  for (const auto& [name, tensor] : items) {
-    const at::Tensor host = tensor.detach().to(at::kCPU).contiguous();
-    writer.append({static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()});
+  for (const HfTensor& item : items) {
+    const at::Tensor host = item.make().detach().to(at::kCPU).contiguous();
+    writer.append(files::bytes_of(host));
   }
   writer.finish();
 }
 
-void write_text(const fs::path& path, const std::string& text) {
-  internal::AtomicFile file(path);
-  file.write(std::as_bytes(std::span(text)));
-  file.commit();
-}
-
-std::vector<Items> split(const CausalLM& model, int64_t max_shard) {
+std::vector<Items> split(const Items& tensors, int64_t max_shard) {
   std::vector<Items> shards(1);
   int64_t filled = 0;
-  for (const auto& item : model.named_parameters()) {
-    const auto bytes = static_cast<int64_t>(item.value().nbytes());
+  for (const HfTensor& tensor : tensors) {
+    const int64_t bytes = bytes_of(tensor);
     if (filled > 0 && filled + bytes > max_shard) {
       shards.emplace_back();
       filled = 0;
     }
-    shards.back().emplace_back(item.key(), item.value());
+    shards.back().push_back(tensor);
     filled += bytes;
   }
   return shards;
@@ -229,10 +197,12 @@ void write_shards(const fs::path& dir, const std::vector<Items>& shards) {
   for (std::size_t i = 0; i < shards.size(); ++i) {
     const std::string name = shard_name(i, shards.size());
     write_shard(dir / name, shards[i]);
-    for (const auto& item : shards[i]) map[item.first] = name;
-    total += bytes_of(shards[i]);
+    for (const HfTensor& item : shards[i]) {
+      map[item.name] = name;
+      total += bytes_of(item);
+    }
   }
-  write_text(dir / kIndex, Json{{"metadata", {{"total_size", total}}}, {"weight_map", map}}.dump(2) + "\n");
+  files::write_text(dir / kIndex, Json{{"metadata", {{"total_size", total}}}, {"weight_map", map}}.dump(2) + "\n");
 }
 
 }  // namespace
@@ -253,13 +223,23 @@ std::shared_ptr<CausalLM> model_from_hf(const fs::path& dir, at::TensorOptions o
 }
 
 void save_hf(const CausalLM& model, const fs::path& dir, const SaveOptions& options) {
+  Items tensors;
+  for (const auto& item : model.named_parameters()) {
+    const at::Tensor& parameter = item.value();
+    tensors.push_back(
+        {item.key(), parameter.scalar_type(), parameter.sizes().vec(), [parameter] { return parameter; }});
+  }
+  save_hf(model.config().to_json(dtype_name(model.parameters().front().scalar_type())), tensors, dir, options);
+}
+
+void save_hf(const std::string& config_json, const std::vector<HfTensor>& tensors, const fs::path& dir,
+             const SaveOptions& options) {
   NEAP_CHECK(options.max_shard > Bytes(0), "[models] save: max_shard must be positive; found ", options.max_shard);
   std::error_code error;
   fs::create_directories(dir, error);
   NEAP_CHECK(!error, "[models] cannot create ", dir.string(), ": ", error.message());
-  const at::ScalarType dtype = model.parameters().front().scalar_type();
-  write_text(dir / "config.json", model.config().to_json(dtype_name(dtype)));
-  const std::vector<Items> shards = split(model, options.max_shard.count);
+  files::write_text(dir / "config.json", config_json);
+  const std::vector<Items> shards = split(tensors, options.max_shard.count);
   // A file of the other layout would be read instead of what is written now.
   if (shards.size() == 1) {
     write_shard(dir / kWeights, shards.front());

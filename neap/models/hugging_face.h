@@ -2,10 +2,15 @@
 // model.safetensors.index.json names.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/TensorOptions.h>
 
+#include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "neap/base/bytes.h"
 #include "neap/models/causal_lm.h"
@@ -26,5 +31,16 @@ struct SaveOptions {
 // Writes config.json and the weights in their own dtype. Every file appears whole or not at all (temporary file, fsync,
 // rename); the index, or the only weights file, comes last. Creates `dir`; leaves other files in it alone.
 void save_hf(const CausalLM& model, const std::filesystem::path& dir, const SaveOptions& options = {});
+
+// One tensor of a directory, made when its turn to be written comes: a model need not be in memory whole.
+struct HfTensor {
+  std::string name;
+  at::ScalarType dtype;
+  std::vector<int64_t> sizes;
+  std::function<at::Tensor()> make;
+};
+// The same for tensors from anywhere and the text of their config.json.
+void save_hf(const std::string& config_json, const std::vector<HfTensor>& tensors, const std::filesystem::path& dir,
+             const SaveOptions& options = {});
 
 }  // namespace neap::models

@@ -15,11 +15,12 @@
 #include <vector>
 
 #include "neap/base/error.h"
+#include "neap/files/safetensors.h"
 #include "neap/models/hugging_face.h"
-#include "neap/models/safetensors.h"
 
 namespace {
 
+using namespace neap::files;
 using namespace neap::models;
 using Named = std::vector<std::pair<std::string, at::Tensor>>;
 

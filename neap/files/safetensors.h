@@ -9,19 +9,21 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "neap/models/internal/atomic_file.h"
+#include "neap/files/atomic_file.h"
 
-namespace neap::models {
+namespace neap::files {
 
 enum class SafeType { kBool, kU8, kI8, kI16, kI32, kI64, kF16, kBF16, kF32, kF64 };
 
 std::string_view name_of(SafeType type);  // "BF16", as in the header
 int64_t size_of(SafeType type);
+std::optional<SafeType> type_named(std::string_view name);
 
 struct SafeTensorInfo {
   std::string name;
@@ -63,14 +65,14 @@ class SafetensorsWriter {
  public:
   // `tensors` in the order in which append() will bring their bytes; `bytes` is computed here.
   SafetensorsWriter(const std::filesystem::path& path, const std::vector<SafeTensorInfo>& tensors,
-                    const std::map<std::string, std::string>& metadata = {});
+                    const std::map<std::string, std::string>& metadata = {}, FileSystem& system = FileSystem::system());
   void append(std::span<const std::byte> bytes);
   void finish();
 
  private:
-  internal::AtomicFile file_;
+  AtomicFile file_;
   std::vector<int64_t> sizes_;
   std::size_t next_ = 0;
 };
 
-}  // namespace neap::models
+}  // namespace neap::files

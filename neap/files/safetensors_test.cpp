@@ -1,5 +1,5 @@
 // torch-free
-#include "neap/models/safetensors.h"
+#include "neap/files/safetensors.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 #include "neap/base/error.h"
 #include "testing/error_of.h"
 
-namespace neap::models {
+namespace neap::files {
 namespace {
 
 using ::testing::HasSubstr;
@@ -149,4 +149,4 @@ TEST_F(Safetensors, AFolderThatCannotBeWrittenIsAnError) {
 }
 
 }  // namespace
-}  // namespace neap::models
+}  // namespace neap::files

@@ -5,14 +5,17 @@
 #include <cstddef>
 #include <filesystem>
 #include <span>
+#include <string_view>
 
-namespace neap::models::internal {
+#include "neap/files/file_system.h"
+
+namespace neap::files {
 
 // Written beside its place under a temporary name; commit() makes it durable and renames it. Destroyed before that, it
 // leaves nothing behind. Every failure of the system is a UserError that names the path. Not thread-safe.
 class AtomicFile {
  public:
-  explicit AtomicFile(std::filesystem::path path);
+  explicit AtomicFile(std::filesystem::path path, FileSystem& system = FileSystem::system());
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -21,11 +24,12 @@ class AtomicFile {
   void commit();
 
  private:
-  [[noreturn]] void fail(const char* action) const;
-
+  FileSystem& system_;
   std::filesystem::path path_;
   std::filesystem::path temporary_;
   int descriptor_ = -1;
 };
 
-}  // namespace neap::models::internal
+void write_text(const std::filesystem::path& path, std::string_view text, FileSystem& system = FileSystem::system());
+
+}  // namespace neap::files

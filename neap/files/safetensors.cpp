@@ -1,4 +1,4 @@
-#include "neap/models/safetensors.h"
+#include "neap/files/safetensors.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -10,13 +10,12 @@
 #include <bit>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <utility>
 
 #include "neap/base/error.h"
 #include "neap/base/scope_exit.h"
 
-namespace neap::models {
+namespace neap::files {
 namespace {
 
 using neap::internal::concat;
@@ -41,13 +40,6 @@ constexpr int64_t kMaxHeader = 100'000'000;  // the limit of the reference imple
 
 const TypeInfo& info_of(SafeType type) { return kTypes[static_cast<std::size_t>(type)]; }
 
-std::optional<SafeType> type_named(std::string_view name) {
-  for (const TypeInfo& info : kTypes) {
-    if (info.name == name) return info.type;
-  }
-  return std::nullopt;
-}
-
 // Nothing when a dimension is negative or the product overflows.
 std::optional<int64_t> bytes_of(const SafeTensorInfo& tensor) {
   int64_t bytes = size_of(tensor.type);
@@ -62,7 +54,7 @@ bool all_integers(const Json& list) {
 }
 
 [[noreturn]] void fail_at(const std::filesystem::path& path, const std::string& what) {
-  NEAP_USER_ERROR("[models] ", path.string(), " ", what, "; fetch or save the file again");
+  NEAP_USER_ERROR("[files] ", path.string(), " ", what, "; fetch or save the file again");
 }
 
 // What the header says of one tensor.
@@ -95,6 +87,13 @@ Entry parse_entry(const std::string& name, const Json& json, const std::filesyst
 
 std::string_view name_of(SafeType type) { return info_of(type).name; }
 int64_t size_of(SafeType type) { return info_of(type).size; }
+
+std::optional<SafeType> type_named(std::string_view name) {
+  for (const TypeInfo& info : kTypes) {
+    if (info.name == name) return info.type;
+  }
+  return std::nullopt;
+}
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path) {
   map();
@@ -165,8 +164,8 @@ std::span<const std::byte> SafetensorsFile::bytes(std::size_t index) const {
 void SafetensorsFile::fail(const std::string& what) const { fail_at(path_, what); }
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const std::vector<SafeTensorInfo>& tensors,
-                                     const std::map<std::string, std::string>& metadata)
-    : file_(path) {
+                                     const std::map<std::string, std::string>& metadata, FileSystem& system)
+    : file_(path, system) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;
   int64_t offset = 0;
@@ -197,4 +196,4 @@ void SafetensorsWriter::finish() {
   file_.commit();
 }
 
-}  // namespace neap::models
+}  // namespace neap::files
