@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "neap/models/llama_config.h"
+#include "neap/models/model_config.h"
 
 namespace neap::testing {
 

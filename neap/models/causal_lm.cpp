@@ -15,13 +15,13 @@ namespace neap::models {
 Embedding::Embedding(int64_t vocabulary, int64_t size, at::TensorOptions options)
     : weight(register_parameter("weight", at::empty({vocabulary, size}, options))) {}
 
-LayerList::LayerList(const LlamaConfig& config, at::TensorOptions options) {
+LayerList::LayerList(const ModelConfig& config, at::TensorOptions options) {
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
-    layers_.push_back(register_module(std::to_string(i), std::make_shared<DecoderLayer>(config, options)));
+    layers_.push_back(register_module(std::to_string(i), std::make_shared<DecoderLayer>(config, i, options)));
   }
 }
 
-Decoder::Decoder(const LlamaConfig& config, at::TensorOptions options)
+Decoder::Decoder(const ModelConfig& config, at::TensorOptions options)
     : embed_tokens(
           register_module("embed_tokens", std::make_shared<Embedding>(config.vocab_size, config.hidden_size, options))),
       config_(config),
@@ -42,13 +42,14 @@ Decoder::Output Decoder::forward(const at::Tensor& ids) {
   } else {
     out.hidden = at::embedding(embed_tokens->weight, ids);
   }
-  const RotaryTables rotary = rotary_tables(frequencies_on(out.hidden.device()), ids.size(1), out.hidden.scalar_type());
+  const RotaryTables rotary = rotary_tables(frequencies_on(out.hidden.device()), ids.size(1), out.hidden.scalar_type(),
+                                            config_.rope_scaling.table_factor());
   for (const auto& layer : layers_->layers()) out.hidden = layer->forward(out.hidden, rotary);
   out.hidden = norm_->forward(out.hidden);
   return out;
 }
 
-CausalLM::CausalLM(LlamaConfig config, at::TensorOptions options) : config_(std::move(config)) {
+CausalLM::CausalLM(ModelConfig config, at::TensorOptions options) : config_(std::move(config)) {
   config_.validate();
   model_ = register_module("model", std::make_shared<Decoder>(config_, options));
   if (config_.tie_word_embeddings) return;
@@ -98,7 +99,15 @@ void CausalLM::init_weights(uint64_t seed) {
   }
 }
 
-std::shared_ptr<CausalLM> make_llama(const LlamaConfig& config, at::TensorOptions options, uint64_t seed) {
+std::vector<MixtureOfExperts*> CausalLM::expert_layers() const {
+  std::vector<MixtureOfExperts*> found;
+  for (const auto& layer : model_->layers()) {
+    if (layer->experts() != nullptr) found.push_back(layer->experts());
+  }
+  return found;
+}
+
+std::shared_ptr<CausalLM> make_model(const ModelConfig& config, at::TensorOptions options, uint64_t seed) {
   auto model = std::make_shared<CausalLM>(config, options);
   model->init_weights(seed);
   return model;

@@ -1,8 +1,9 @@
-// A decoder of the Llama family with its output head: the model `neap train` trains.
+// A decoder of the Llama or DeepSeek-V3 family with its output head: the model `neap train` trains.
 //
-// Start here: `auto model = make_llama(config);  model->loss(ids, labels).backward();`, or model_from_hf(dir) of
+// Start here: `auto model = make_model(config);  model->loss(ids, labels).backward();`, or model_from_hf(dir) of
 // hugging_face.h. Every decoder layer and its attention and mlp are hook points, found by their names:
-// model.layers.3, model.layers.3.self_attn, model.layers.3.mlp.
+// model.layers.3, model.layers.3.self_attn, model.layers.3.mlp (experts or not). Rotary tables are made once a forward
+// and handed to every layer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,8 +16,9 @@
 #include <vector>
 
 #include "neap/models/chunked_cross_entropy.h"
+#include "neap/models/decoder_layer.h"
 #include "neap/models/layers.h"
-#include "neap/models/llama_config.h"
+#include "neap/models/model_config.h"
 
 namespace neap::models {
 
@@ -29,7 +31,7 @@ class Embedding : public torch::nn::Module {
 // Children "0", "1", …
 class LayerList : public torch::nn::Module {
  public:
-  LayerList(const LlamaConfig& config, at::TensorOptions options);
+  LayerList(const ModelConfig& config, at::TensorOptions options);
   const std::vector<std::shared_ptr<DecoderLayer>>& layers() const { return layers_; }
 
  private:
@@ -39,7 +41,7 @@ class LayerList : public torch::nn::Module {
 // The decoder without its head; named "model" in a CausalLM.
 class Decoder : public torch::nn::Module {
  public:
-  Decoder(const LlamaConfig& config, at::TensorOptions options);
+  Decoder(const ModelConfig& config, at::TensorOptions options);
 
   struct Output {
     at::Tensor hidden;     // [batch, sequence, hidden], normalised
@@ -47,12 +49,14 @@ class Decoder : public torch::nn::Module {
   };
   Output forward(const at::Tensor& ids);
 
+  const std::vector<std::shared_ptr<DecoderLayer>>& layers() const { return layers_->layers(); }
+
   std::shared_ptr<Embedding> embed_tokens;
 
  private:
   at::Tensor frequencies_on(c10::Device device);
 
-  LlamaConfig config_;
+  ModelConfig config_;
   at::Tensor frequencies_;  // not a buffer: stays float32 whatever to() is asked for
   std::shared_ptr<LayerList> layers_;
   std::shared_ptr<RmsNorm> norm_;
@@ -61,7 +65,7 @@ class Decoder : public torch::nn::Module {
 class CausalLM : public torch::nn::Module {
  public:
   // Parameters are uninitialised and require gradients.
-  explicit CausalLM(LlamaConfig config, at::TensorOptions options = {});
+  explicit CausalLM(ModelConfig config, at::TensorOptions options = {});
 
   // ids [batch, sequence] of int64 on the model's device, positions from 0.
   at::Tensor hidden(const at::Tensor& ids);  // last hidden states, normalised: [batch, sequence, hidden]
@@ -72,18 +76,25 @@ class CausalLM : public torch::nn::Module {
   // Normal with config.initializer_range, norms 1, biases 0. Drawn on the CPU in float32: the same on every device.
   void init_weights(uint64_t seed);
 
-  const LlamaConfig& config() const { return config_; }
+  const ModelConfig& config() const { return config_; }
+  // Of the layers that have experts, in order.
+  std::vector<MixtureOfExperts*> expert_layers() const;
 
  private:
   void check_ids(const at::Tensor& ids) const;
   std::pair<at::Tensor, at::Tensor> hidden_and_head(const at::Tensor& ids);
 
-  LlamaConfig config_;
+  ModelConfig config_;
   std::shared_ptr<Decoder> model_;
   std::shared_ptr<Linear> lm_head_;  // null if tied
 };
 
 // A randomly initialised model. `options` give dtype and device.
-std::shared_ptr<CausalLM> make_llama(const LlamaConfig& config, at::TensorOptions options = {}, uint64_t seed = 0);
+std::shared_ptr<CausalLM> make_model(const ModelConfig& config, at::TensorOptions options = {}, uint64_t seed = 0);
+
+inline std::shared_ptr<CausalLM> make_llama(const LlamaConfig& config, at::TensorOptions options = {},
+                                            uint64_t seed = 0) {
+  return make_model(config, options, seed);
+}
 
 }  // namespace neap::models

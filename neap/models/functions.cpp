@@ -82,32 +82,43 @@ struct SwigluFunction : torch::autograd::Function<SwigluFunction> {
   }
 };
 
-// [first, second] → [first * cos - second * sin, second * cos + first * sin] for sign 1; the inverse for sign -1.
-at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, int sign) {
-  const int64_t half = x.size(-1) / 2;
-  const at::Tensor c = cos.unsqueeze(1);  // [sequence, 1, half]: one angle for all heads
+// The two elements of each pair, as views of x's last `size` columns.
+std::pair<at::Tensor, at::Tensor> split_pairs(const at::Tensor& x, int64_t size, RotaryPairs pairs) {
+  const int64_t begin = x.size(-1) - size;
+  if (pairs == RotaryPairs::kNeighbours)
+    return {x.slice(-1, begin, x.size(-1), 2), x.slice(-1, begin + 1, x.size(-1), 2)};
+  return {x.narrow(-1, begin, size / 2), x.narrow(-1, begin + size / 2, size / 2)};
+}
+
+// (first, second) → (first * cos - second * sin, second * cos + first * sin) for sign 1; the inverse for sign -1.
+at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, int sign, RotaryPairs from,
+                  RotaryPairs to) {
+  const int64_t size = 2 * cos.size(-1);
+  const at::Tensor c = cos.unsqueeze(1);  // [sequence, 1, pairs]: one angle for all heads
   const at::Tensor s = sin.unsqueeze(1);
-  const at::Tensor first = x.narrow(-1, 0, half);
-  const at::Tensor second = x.narrow(-1, half, half);
+  const auto [first, second] = split_pairs(x, size, from);
   at::Tensor out = at::empty_like(x, at::MemoryFormat::Contiguous);
-  at::Tensor out_first = out.narrow(-1, 0, half);
-  at::Tensor out_second = out.narrow(-1, half, half);
+  auto [out_first, out_second] = split_pairs(out, size, to);
   at::mul_out(out_first, first, c).addcmul_(second, s, -sign);
   at::mul_out(out_second, second, c).addcmul_(first, s, sign);
+  const int64_t before = x.size(-1) - size;
+  if (before > 0) out.narrow(-1, 0, before).copy_(x.narrow(-1, 0, before));
   return out;
 }
 
 struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& cos,
-                            const at::Tensor& sin) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                            RotaryPairs pairs) {
     context->save_for_backward({cos, sin});
-    return rotate(x, cos, sin, 1);
+    context->saved_data["pairs"] = static_cast<int64_t>(pairs);
+    return rotate(x, cos, sin, 1, pairs, RotaryPairs::kHalves);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     require_first_order("apply_rotary");
     const variable_list saved = context->get_saved_variables();
-    return {rotate(grads[0], saved[0], saved[1], -1), {}, {}};
+    const auto pairs = static_cast<RotaryPairs>(context->saved_data["pairs"].toInt());
+    return {rotate(grads[0], saved[0], saved[1], -1, RotaryPairs::kHalves, pairs), {}, {}, {}};
   }
 };
 
@@ -151,8 +162,8 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
 
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) { return SwigluFunction::apply(gate, up); }
 
-at::Tensor apply_rotary(const at::Tensor& x, const RotaryTables& tables) {
-  return RotaryFunction::apply(x, tables.cos, tables.sin);
+at::Tensor apply_rotary(const at::Tensor& x, const RotaryTables& tables, RotaryPairs pairs) {
+  return RotaryFunction::apply(x, tables.cos, tables.sin, pairs);
 }
 
 std::pair<at::Tensor, at::Tensor> tied_embedding(const at::Tensor& weight, const at::Tensor& ids) {

@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <utility>
 
 namespace neap::models {
@@ -25,8 +26,14 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 // silu(gate) * up. Keeps gate and up.
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 
-// Rotates the halves of each head of x [batch, sequence, heads, head_dim] by its position. Keeps only the tables.
-at::Tensor apply_rotary(const at::Tensor& x, const RotaryTables& tables);
+// Which two elements turn together: those half of the rotated part apart (GPT-NeoX, Llama), or neighbours (the original
+// of arXiv 2104.09864, DeepSeek).
+enum class RotaryPairs : uint8_t { kHalves, kNeighbours };
+
+// Rotates the last 2 * tables.cos.size(-1) elements of each head of x [batch, sequence, heads, head_dim] by its
+// position and hands the elements before on. The result has the first of all pairs and then the second of all pairs,
+// whatever the layout of x: scores of queries and keys are the same for any one order. Keeps only the tables.
+at::Tensor apply_rotary(const at::Tensor& x, const RotaryTables& tables, RotaryPairs pairs = RotaryPairs::kHalves);
 
 // The rows of `weight` that `ids` names, and `weight` again for a tied output projection. Taking both uses from one
 // function lets backward add the gradient of the rows into the gradient of the projection: no second dense

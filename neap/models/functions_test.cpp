@@ -126,6 +126,41 @@ TEST(Rotary, EqualsTheRotationOfHalves) {
               {at::randn({2, 5, 4, 6}, kDouble)});
 }
 
+TEST(Rotary, RotatesNeighboursAndHandsOnWhatIsBefore) {
+  const RotaryTables tables = rotary_tables(at::randn({3}, kDouble), 5, at::kDouble);
+  expect_same([&](const Tensors& in) { return apply_rotary(in[0], tables, RotaryPairs::kNeighbours); },
+              [&](const Tensors& in) {
+                const at::Tensor pairs = in[0].narrow(-1, 4, 6).view({2, 5, 4, 3, 2});
+                const at::Tensor a = pairs.select(-1, 0), b = pairs.select(-1, 1);
+                const at::Tensor cos = tables.cos.unsqueeze(1), sin = tables.sin.unsqueeze(1);
+                return at::cat({in[0].narrow(-1, 0, 4), a * cos - b * sin, b * cos + a * sin}, -1);
+              },
+              {at::randn({2, 5, 4, 10}, kDouble)});
+}
+
+TEST(Rotary, MultipliesTheTables) {
+  const at::Tensor frequencies = at::randn({3}, kDouble);
+  const RotaryTables plain = rotary_tables(frequencies, 4, at::kDouble);
+  const RotaryTables scaled = rotary_tables(frequencies, 4, at::kDouble, 1.5);
+  EXPECT_TRUE(at::allclose(scaled.cos, plain.cos * 1.5));
+  EXPECT_TRUE(at::allclose(scaled.sin, plain.sin * 1.5));
+}
+
+TEST(Rotary, StretchesSlowFrequenciesAsYarnDoes) {
+  LlamaConfig config;
+  config.head_dim = 64;
+  config.rope_scaling.type = RopeScaling::Type::kYarn;
+  config.rope_scaling.factor = 40;
+  config.rope_scaling.original_max_position_embeddings = 4096;
+  const at::Tensor scaled = rotary_frequencies(config);
+  config.rope_scaling.type = RopeScaling::Type::kDefault;
+  const at::Tensor ratio = scaled / rotary_frequencies(config);
+  // Of the published DeepSeek-V3: the blend goes from dimension 10 to 23.
+  EXPECT_TRUE(at::allclose(ratio.slice(0, 0, 11), at::ones({11})));
+  EXPECT_TRUE(at::allclose(ratio.slice(0, 23), at::full({9}, 1.0 / 40)));
+  EXPECT_TRUE((ratio.slice(0, 10, 23) > ratio.slice(0, 11, 24)).all().item<bool>());
+}
+
 TEST(Rotary, TakesAnyStrides) {
   const RotaryTables tables = rotary_tables(at::randn({4}), 6, at::kFloat);
   const at::Tensor x = at::randn({2, 3, 6, 8}).transpose(1, 2);
@@ -136,7 +171,9 @@ TEST(Rotary, ScalesFrequenciesAsLlama3Does) {
   LlamaConfig config;
   config.head_dim = 64;
   config.rope_theta = 500000;
-  config.rope_scaling = {RopeScaling::Type::kLlama3, 8.0, 1.0, 4.0, 8192};
+  config.rope_scaling.type = RopeScaling::Type::kLlama3;
+  config.rope_scaling.factor = 8;
+  config.rope_scaling.original_max_position_embeddings = 8192;
   const at::Tensor scaled = rotary_frequencies(config);
   config.rope_scaling = {};
   const at::Tensor plain = rotary_frequencies(config);

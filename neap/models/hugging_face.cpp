@@ -14,10 +14,12 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "neap/base/error.h"
+#include "neap/base/log.h"
 #include "neap/files/atomic_file.h"
 #include "neap/files/safetensors.h"
 #include "neap/files/tensor_bytes.h"
@@ -112,35 +114,68 @@ at::Tensor tensor_of(const Weights::Place& place) {
   return files::tensor_over(place.bytes(), place.info().type, place.info().shape);
 }
 
+using Items = std::vector<std::pair<std::string, at::Tensor>>;
+
+// All that a file has of a model, as views.
+Items file_items(const CausalLM& model) {
+  Items items;
+  const auto add = [&](const auto& named) {
+    for (const auto& item : named) {
+      for (auto& view : hf_views(item.key(), item.value())) items.push_back(std::move(view));
+    }
+  };
+  add(model.named_parameters());
+  add(model.named_buffers());
+  return items;
+}
+
 // Names of the file that a model need not have a parameter for.
 bool may_be_ignored(const std::string& name, const CausalLM& model) {
   return name.ends_with(".rotary_emb.inv_freq") || (name == kHead && model.config().tie_word_embeddings);
 }
 
+// Of a layer behind the last one of the decoder, which predicts further tokens.
+bool of_mtp_layer(const std::string& name, const ModelConfig& config) {
+  for (int64_t i = 0; i < config.mtp_layers; ++i) {
+    if (name.starts_with(concat("model.layers.", config.num_hidden_layers + i, "."))) return true;
+  }
+  return false;
+}
+
 // Finds what goes where and throws the list of all that does not fit.
-std::vector<std::pair<at::Tensor, const Weights::Place*>> match(CausalLM& model, const Weights& weights,
+std::vector<std::pair<at::Tensor, const Weights::Place*>> match(const CausalLM& model, const Weights& weights,
                                                                 const fs::path& dir) {
   std::vector<std::pair<at::Tensor, const Weights::Place*>> pairs;
   std::set<std::string> expected;
   std::string faults;
-  for (const auto& item : model.named_parameters()) {
-    expected.insert(item.key());
-    const Weights::Place* place = weights.find(item.key());
+  for (const auto& [name, tensor] : file_items(model)) {
+    expected.insert(name);
+    const Weights::Place* place = weights.find(name);
     // A tied weight may have been saved under either name.
-    if (place == nullptr && item.key() == kEmbedding && model.config().tie_word_embeddings) place = weights.find(kHead);
+    if (place == nullptr && name == kEmbedding && model.config().tie_word_embeddings) place = weights.find(kHead);
     if (place == nullptr) {
-      faults += "\n  missing: " + item.key();
-    } else if (item.value().sizes() != at::IntArrayRef(place->info().shape)) {
-      faults += concat("\n  misshapen: ", item.key(), " is ", at::IntArrayRef(place->info().shape), ", expected ",
-                       item.value().sizes());
+      faults += "\n  missing: " + name;
+    } else if (tensor.sizes() != at::IntArrayRef(place->info().shape)) {
+      faults +=
+          concat("\n  misshapen: ", name, " is ", at::IntArrayRef(place->info().shape), ", expected ", tensor.sizes());
     } else {
-      pairs.emplace_back(item.value(), place);
+      pairs.emplace_back(tensor, place);
     }
   }
+  int64_t of_mtp = 0;
   for (const auto& [name, place] : weights.all()) {
-    if (!expected.contains(name) && !may_be_ignored(name, model)) faults += "\n  unexpected: " + name;
+    if (expected.contains(name) || may_be_ignored(name, model)) continue;
+    if (of_mtp_layer(name, model.config())) {
+      ++of_mtp;
+    } else {
+      faults += "\n  unexpected: " + name;
+    }
   }
   NEAP_CHECK(faults.empty(), "[models] ", dir.string(), ": the tensors do not fit config.json:", faults);
+  if (of_mtp > 0) {
+    log_warning("[models] ", dir.string(), ": ", of_mtp, " tensors of layers that predict further tokens (",
+                "num_nextn_predict_layers) are neither trained nor saved again");
+  }
   return pairs;
 }
 
@@ -153,13 +188,11 @@ void check_tied(const CausalLM& model, const Weights& weights, const fs::path& d
              " differ; set tie_word_embeddings to false");
 }
 
-using Items = std::vector<HfTensor>;
-
 int64_t bytes_of(const HfTensor& tensor) {
   return c10::multiply_integers(tensor.sizes) * static_cast<int64_t>(c10::elementSize(tensor.dtype));
 }
 
-void write_shard(const fs::path& path, const Items& items) {
+void write_shard(const fs::path& path, const std::vector<HfTensor>& items) {
   std::vector<SafeTensorInfo> infos;
   for (const HfTensor& item : items) infos.push_back({item.name, files::to_safe(item.dtype), item.sizes, 0});
   SafetensorsWriter writer(path, infos, {{"format", "pt"}});  // transformers asks for the format
@@ -170,8 +203,8 @@ void write_shard(const fs::path& path, const Items& items) {
   writer.finish();
 }
 
-std::vector<Items> split(const Items& tensors, int64_t max_shard) {
-  std::vector<Items> shards(1);
+std::vector<std::vector<HfTensor>> split(const std::vector<HfTensor>& tensors, int64_t max_shard) {
+  std::vector<std::vector<HfTensor>> shards(1);
   int64_t filled = 0;
   for (const HfTensor& tensor : tensors) {
     const int64_t bytes = bytes_of(tensor);
@@ -191,7 +224,7 @@ std::string shard_name(std::size_t index, std::size_t count) {
   return name;
 }
 
-void write_shards(const fs::path& dir, const std::vector<Items>& shards) {
+void write_shards(const fs::path& dir, const std::vector<std::vector<HfTensor>>& shards) {
   Json map = Json::object();
   int64_t total = 0;
   for (std::size_t i = 0; i < shards.size(); ++i) {
@@ -207,6 +240,26 @@ void write_shards(const fs::path& dir, const std::vector<Items>& shards) {
 
 }  // namespace
 
+Items hf_views(const std::string& name, const at::Tensor& tensor) {
+  constexpr std::string_view kGateUp = ".experts.gate_up_proj", kDown = ".experts.down_proj";
+  const bool gate_up = name.ends_with(kGateUp);
+  if (!gate_up && !name.ends_with(kDown)) return {{name, tensor}};
+  const std::string parent = name.substr(0, name.rfind('.') + 1);
+  Items views;
+  for (int64_t expert = 0; expert < tensor.size(0); ++expert) {
+    const at::Tensor own = tensor.detach().select(0, expert);
+    const std::string prefix = parent + std::to_string(expert) + '.';
+    if (!gate_up) {
+      views.emplace_back(prefix + "down_proj.weight", own);
+      continue;
+    }
+    const int64_t size = own.size(0) / 2;
+    views.emplace_back(prefix + "gate_proj.weight", own.narrow(0, 0, size));
+    views.emplace_back(prefix + "up_proj.weight", own.narrow(0, size, size));
+  }
+  return views;
+}
+
 void load_hf(CausalLM& model, const fs::path& dir) {
   const Weights weights(dir);
   const auto pairs = match(model, weights, dir);
@@ -215,19 +268,25 @@ void load_hf(CausalLM& model, const fs::path& dir) {
   for (const auto& [parameter, place] : pairs) parameter.copy_(tensor_of(*place));
 }
 
+std::vector<StoredTensor> hf_contents(const CausalLM& model, const fs::path& dir) {
+  const Weights weights(dir);
+  std::vector<StoredTensor> stored;
+  for (const auto& [parameter, place] : match(model, weights, dir))
+    stored.push_back({place->info(), place->file->path()});
+  return stored;
+}
+
 std::shared_ptr<CausalLM> model_from_hf(const fs::path& dir, at::TensorOptions options) {
   NEAP_CHECK(fs::is_directory(dir), "[models] expected a model directory; not found: ", dir.string());
-  auto model = std::make_shared<CausalLM>(LlamaConfig::from_file(dir / "config.json"), options);
+  auto model = std::make_shared<CausalLM>(ModelConfig::from_file(dir / "config.json"), options);
   load_hf(*model, dir);
   return model;
 }
 
 void save_hf(const CausalLM& model, const fs::path& dir, const SaveOptions& options) {
-  Items tensors;
-  for (const auto& item : model.named_parameters()) {
-    const at::Tensor& parameter = item.value();
-    tensors.push_back(
-        {item.key(), parameter.scalar_type(), parameter.sizes().vec(), [parameter] { return parameter; }});
+  std::vector<HfTensor> tensors;
+  for (auto& [name, view] : file_items(model)) {
+    tensors.push_back({name, view.scalar_type(), view.sizes().vec(), [view] { return view; }});
   }
   save_hf(model.config().to_json(dtype_name(model.parameters().front().scalar_type())), tensors, dir, options);
 }
@@ -239,7 +298,7 @@ void save_hf(const std::string& config_json, const std::vector<HfTensor>& tensor
   fs::create_directories(dir, error);
   NEAP_CHECK(!error, "[models] cannot create ", dir.string(), ": ", error.message());
   files::write_text(dir / "config.json", config_json);
-  const std::vector<Items> shards = split(tensors, options.max_shard.count);
+  const std::vector<std::vector<HfTensor>> shards = split(tensors, options.max_shard.count);
   // A file of the other layout would be read instead of what is written now.
   if (shards.size() == 1) {
     write_shard(dir / kWeights, shards.front());

@@ -10,16 +10,31 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "neap/base/bytes.h"
+#include "neap/files/safetensors.h"
 #include "neap/models/causal_lm.h"
 
 namespace neap::models {
 
-// Fills the parameters of `model`, converting to their dtype and device. Names and shapes are compared first: missing,
-// unexpected and misshapen tensors are one UserError that lists them, and then the model is unchanged.
+// What a file has for one parameter or buffer: the tensor itself under its own name, or of stacked experts the matrices
+// of each (…experts.3.up_proj.weight). The tensors are views; on the meta device, shapes alone.
+std::vector<std::pair<std::string, at::Tensor>> hf_views(const std::string& name, const at::Tensor& tensor);
+
+// Fills the parameters and buffers of `model`, converting to their dtype and device. Names and shapes are compared
+// first: missing, unexpected and misshapen tensors are one UserError that lists them, and then the model is unchanged.
+// Layers that predict further tokens (ModelConfig::mtp_layers) are left out, with a warning.
 void load_hf(CausalLM& model, const std::filesystem::path& dir);
+
+// A tensor of the file it lies in.
+struct StoredTensor {
+  files::SafeTensorInfo info;
+  std::filesystem::path file;
+};
+// What `dir` holds of `model`, which may lie on the meta device; with the errors of load_hf(). Reads headers alone.
+std::vector<StoredTensor> hf_contents(const CausalLM& model, const std::filesystem::path& dir);
 
 // The model that `dir` holds, on the device and in the dtype of `options` (default: float32 on the CPU).
 std::shared_ptr<CausalLM> model_from_hf(const std::filesystem::path& dir, at::TensorOptions options = {});

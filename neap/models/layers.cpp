@@ -16,7 +16,15 @@ at::Tensor Linear::forward(const at::Tensor& x) const { return at::linear(x, wei
 RmsNorm::RmsNorm(int64_t size, double eps, at::TensorOptions options)
     : weight(register_parameter("weight", at::empty({size}, options))), eps_(eps) {}
 
-Attention::Attention(const LlamaConfig& config, at::TensorOptions options)
+at::Tensor AttentionUnit::forward(const at::Tensor& x, const RotaryTables& rotary) {
+  return hook_point().run(*this, {x, rotary.cos, rotary.sin}, &AttentionUnit::body);
+}
+
+at::Tensor FeedForwardUnit::forward(const at::Tensor& x) {
+  return hook_point().run(*this, {x}, &FeedForwardUnit::body);
+}
+
+Attention::Attention(const ModelConfig& config, at::TensorOptions options)
     : head_dim_(config.head_dim), grouped_(config.num_key_value_heads != config.num_attention_heads) {
   const int64_t queries = config.num_attention_heads * head_dim_;
   const int64_t keys = config.num_key_value_heads * head_dim_;
@@ -30,10 +38,6 @@ Attention::Attention(const LlamaConfig& config, at::TensorOptions options)
   if (!config.qk_norm) return;
   q_norm_ = register_module("q_norm", std::make_shared<RmsNorm>(head_dim_, config.rms_norm_eps, options));
   k_norm_ = register_module("k_norm", std::make_shared<RmsNorm>(head_dim_, config.rms_norm_eps, options));
-}
-
-at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rotary) {
-  return hook_point().run(*this, {x, rotary.cos, rotary.sin}, &Attention::body);
 }
 
 at::Tensor Attention::body(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) const {
@@ -56,38 +60,17 @@ at::Tensor Attention::body(const at::Tensor& x, const at::Tensor& cos, const at:
   return o_proj_->forward(mixed.transpose(1, 2).reshape({batch, sequence, -1}));
 }
 
-Mlp::Mlp(const LlamaConfig& config, at::TensorOptions options) {
+Mlp::Mlp(int64_t hidden_size, int64_t intermediate_size, bool with_bias, at::TensorOptions options) {
   const auto linear = [&](const char* name, int64_t in, int64_t out) {
-    return register_module(name, std::make_shared<Linear>(in, out, config.mlp_bias, options));
+    return register_module(name, std::make_shared<Linear>(in, out, with_bias, options));
   };
-  gate_proj_ = linear("gate_proj", config.hidden_size, config.intermediate_size);
-  up_proj_ = linear("up_proj", config.hidden_size, config.intermediate_size);
-  down_proj_ = linear("down_proj", config.intermediate_size, config.hidden_size);
+  gate_proj_ = linear("gate_proj", hidden_size, intermediate_size);
+  up_proj_ = linear("up_proj", hidden_size, intermediate_size);
+  down_proj_ = linear("down_proj", intermediate_size, hidden_size);
 }
-
-at::Tensor Mlp::forward(const at::Tensor& x) { return hook_point().run(*this, {x}, &Mlp::body); }
 
 at::Tensor Mlp::body(const at::Tensor& x) const {
   return down_proj_->forward(swiglu(gate_proj_->forward(x), up_proj_->forward(x)));
-}
-
-DecoderLayer::DecoderLayer(const LlamaConfig& config, at::TensorOptions options) {
-  const auto norm = [&](const char* name) {
-    return register_module(name, std::make_shared<RmsNorm>(config.hidden_size, config.rms_norm_eps, options));
-  };
-  input_layernorm_ = norm("input_layernorm");
-  self_attn_ = register_module("self_attn", std::make_shared<Attention>(config, options));
-  post_attention_layernorm_ = norm("post_attention_layernorm");
-  mlp_ = register_module("mlp", std::make_shared<Mlp>(config, options));
-}
-
-at::Tensor DecoderLayer::forward(const at::Tensor& hidden, const RotaryTables& rotary) {
-  return hook_point().run(*this, {hidden, rotary.cos, rotary.sin}, &DecoderLayer::body);
-}
-
-at::Tensor DecoderLayer::body(const at::Tensor& hidden, const at::Tensor& cos, const at::Tensor& sin) const {
-  const at::Tensor attended = hidden + self_attn_->forward(input_layernorm_->forward(hidden), {cos, sin});
-  return attended + mlp_->forward(post_attention_layernorm_->forward(attended));
 }
 
 }  // namespace neap::models

@@ -1,4 +1,4 @@
-// The decoder layer of the Llama family and its parts, as torch modules with the parameter names of Hugging Face.
+// The parts that decoder layers are made of, as torch modules with the parameter names of Hugging Face.
 //
 // A module is not thread-safe while its parameters change; concurrent forwards are fine. Constructors leave parameters
 // uninitialised: CausalLM::init_weights() or load_hf() fills them.
@@ -13,7 +13,7 @@
 
 #include "neap/autograd/hook_point.h"
 #include "neap/models/functions.h"
-#include "neap/models/llama_config.h"
+#include "neap/models/model_config.h"
 
 namespace neap::models {
 
@@ -37,14 +37,31 @@ class RmsNorm : public torch::nn::Module {
   double eps_;
 };
 
-// Causal grouped-query attention. Keys and values stay at their own number of heads, also in what backward keeps.
-class Attention : public torch::nn::Module, public autograd::Hookable {
+// The first half of a decoder layer, of whatever kind: mixes tokens. A hook point.
+class AttentionUnit : public torch::nn::Module, public autograd::Hookable {
  public:
-  Attention(const LlamaConfig& config, at::TensorOptions options);
   at::Tensor forward(const at::Tensor& x, const RotaryTables& rotary);  // [batch, sequence, hidden] in and out
 
  private:
-  at::Tensor body(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) const;
+  virtual at::Tensor body(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) const = 0;
+};
+
+// The second half of a decoder layer, of whatever kind: works on each token alone. A hook point.
+class FeedForwardUnit : public torch::nn::Module, public autograd::Hookable {
+ public:
+  at::Tensor forward(const at::Tensor& x);  // [batch, sequence, hidden] in and out
+
+ private:
+  virtual at::Tensor body(const at::Tensor& x) const = 0;
+};
+
+// Causal grouped-query attention. Keys and values stay at their own number of heads, also in what backward keeps.
+class Attention : public AttentionUnit {
+ public:
+  Attention(const ModelConfig& config, at::TensorOptions options);
+
+ private:
+  at::Tensor body(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) const override;
 
   int64_t head_dim_;
   bool grouped_;
@@ -52,28 +69,14 @@ class Attention : public torch::nn::Module, public autograd::Hookable {
   std::shared_ptr<RmsNorm> q_norm_, k_norm_;  // null unless config.qk_norm
 };
 
-class Mlp : public torch::nn::Module, public autograd::Hookable {
+class Mlp : public FeedForwardUnit {
  public:
-  Mlp(const LlamaConfig& config, at::TensorOptions options);
-  at::Tensor forward(const at::Tensor& x);
+  Mlp(int64_t hidden_size, int64_t intermediate_size, bool with_bias, at::TensorOptions options);
 
  private:
-  at::Tensor body(const at::Tensor& x) const;
+  at::Tensor body(const at::Tensor& x) const override;
 
   std::shared_ptr<Linear> gate_proj_, up_proj_, down_proj_;
-};
-
-class DecoderLayer : public torch::nn::Module, public autograd::Hookable {
- public:
-  DecoderLayer(const LlamaConfig& config, at::TensorOptions options);
-  at::Tensor forward(const at::Tensor& hidden, const RotaryTables& rotary);
-
- private:
-  at::Tensor body(const at::Tensor& hidden, const at::Tensor& cos, const at::Tensor& sin) const;
-
-  std::shared_ptr<RmsNorm> input_layernorm_, post_attention_layernorm_;
-  std::shared_ptr<Attention> self_attn_;
-  std::shared_ptr<Mlp> mlp_;
 };
 
 }  // namespace neap::models

@@ -6,6 +6,8 @@
 #include <ATen/ops/pow.h>
 #include <ATen/ops/where.h>
 
+#include <algorithm>
+#include <cmath>
 #include <numbers>
 
 #include "neap/base/error.h"
@@ -26,9 +28,32 @@ at::Tensor scale_llama3(const at::Tensor& frequencies, const RopeScaling& scalin
                    at::where(wavelength.gt(original / low), stretched, blended));
 }
 
+// The dimension whose frequency turns `turns` times within the original length.
+double dimension_that_turns(double turns, const ModelConfig& config) {
+  const auto original = static_cast<double>(config.rope_scaling.original_max_position_embeddings);
+  return static_cast<double>(config.head_dim) * std::log(original / (turns * 2 * std::numbers::pi)) /
+         (2 * std::log(config.rope_theta));
+}
+
+at::Tensor scale_yarn(const at::Tensor& frequencies, const ModelConfig& config) {
+  const RopeScaling& scaling = config.rope_scaling;
+  double low = dimension_that_turns(scaling.beta_fast, config);
+  double high = dimension_that_turns(scaling.beta_slow, config);
+  if (scaling.truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, static_cast<double>(config.head_dim - 1));
+  if (low == high) high += 0.001;  // a step; as transformers has it
+  const at::Tensor stretch =
+      at::arange(frequencies.numel(), frequencies.options()).sub_(low).div_(high - low).clamp_(0, 1);
+  return frequencies / scaling.factor * stretch + frequencies * (1 - stretch);
+}
+
 }  // namespace
 
-at::Tensor rotary_frequencies(const LlamaConfig& config) {
+at::Tensor rotary_frequencies(const ModelConfig& config) {
   const at::Tensor exponent = at::arange(0, config.head_dim, 2, at::TensorOptions(at::kFloat)) / config.head_dim;
   const at::Tensor frequencies = at::pow(config.rope_theta, exponent).reciprocal();
   switch (config.rope_scaling.type) {
@@ -38,13 +63,20 @@ at::Tensor rotary_frequencies(const LlamaConfig& config) {
       return frequencies / config.rope_scaling.factor;
     case RopeScaling::Type::kLlama3:
       return scale_llama3(frequencies, config.rope_scaling);
+    case RopeScaling::Type::kYarn:
+      return scale_yarn(frequencies, config);
   }
   NEAP_ASSERT(false, "rope type");
 }
 
-RotaryTables rotary_tables(const at::Tensor& frequencies, int64_t sequence, at::ScalarType dtype) {
+RotaryTables rotary_tables(const at::Tensor& frequencies, int64_t sequence, at::ScalarType dtype, double factor) {
   const at::Tensor angles = at::outer(at::arange(sequence, frequencies.options()), frequencies);
-  return {angles.cos().to(dtype), angles.sin().to(dtype)};
+  at::Tensor cos = angles.cos(), sin = angles.sin();
+  if (factor != 1.0) {
+    cos.mul_(factor);
+    sin.mul_(factor);
+  }
+  return {cos.to(dtype), sin.to(dtype)};
 }
 
 }  // namespace neap::models

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    DeepseekV3Config,
     LlamaConfig,
     MistralConfig,
     Qwen2Config,
@@ -44,6 +45,14 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 32,
+}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 TINY = {
     "llama2": LlamaConfig(**SIZES | {"num_key_value_heads": 6}),
@@ -54,6 +63,46 @@ TINY = {
     "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=True),
     "qwen3": Qwen3Config(**SIZES, head_dim=16),
     "qwen3-biased": Qwen3Config(**SIZES, head_dim=16, attention_bias=True, tie_word_embeddings=True),
+    "qwen3-yarn": Qwen3Config(**SIZES, head_dim=16, rope_parameters=YARN_ROPE),
+}
+LATENT = SIZES | {
+    "num_key_value_heads": 6,
+    "q_lora_rank": 28,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
+TINY |= {
+    "deepseek": DeepseekV3Config(**LATENT),
+    # As published: sharper softmax, tables as they are.
+    "deepseek-yarn": DeepseekV3Config(**LATENT, rope_parameters=YARN_ROPE | {"mscale": 1.0, "mscale_all_dim": 1.0}),
+    "deepseek-yarn-tables": DeepseekV3Config(
+        **LATENT | {"tie_word_embeddings": True, "rms_norm_eps": 1e-3},
+        rope_parameters=YARN_ROPE | {"mscale": 1.4, "mscale_all_dim": 0.6, "truncate": False},
+    ),
+    # Queries in one step, values wider than keys, halves, one group, experts everywhere, weights without a norm.
+    "deepseek-plain": DeepseekV3Config(
+        **LATENT
+        | {
+            "q_lora_rank": None,
+            "v_head_dim": 24,
+            "rope_interleave": False,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+            "n_shared_experts": 2,
+        }
+    ),
+    "deepseek-dense": DeepseekV3Config(**LATENT | {"first_k_dense_replace": 3, "attention_bias": True}),
 }
 
 
@@ -74,6 +123,9 @@ def random_model(config, seed):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.1)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.1)
     return model
 
 
@@ -124,12 +176,14 @@ def test_a_tiny_random_model_agrees(name, tmp_path):
     again, info = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype="auto", output_loading_info=True)
     assert not any(info.values()), info
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(again.buffers(), model.buffers(), strict=True))
     with torch.no_grad():
         assert torch.equal(again(input_ids=ids).logits, model(input_ids=ids).logits)
 
 
-def test_a_sharded_directory_is_read(tmp_path):
-    model = random_model(TINY["llama3"], seed=12)
+@pytest.mark.parametrize("name", ["llama3", "deepseek"])
+def test_a_sharded_directory_is_read(name, tmp_path):
+    model = random_model(TINY[name], seed=12)
     model.save_pretrained(tmp_path / "model", max_shard_size="60KB")
     assert (tmp_path / "model" / "model.safetensors.index.json").exists()
     ids = torch.randint(0, SIZES["vocab_size"], (1, 20))

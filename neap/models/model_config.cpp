@@ -1,4 +1,4 @@
-#include "neap/models/llama_config.h"
+#include "neap/models/model_config.h"
 
 #include <array>
 #include <fstream>
@@ -9,10 +9,12 @@
 #include <vector>
 
 #include "neap/base/error.h"
+#include "neap/models/internal/config_parts.h"
 
 namespace neap::models {
 namespace {
 
+using internal::JsonReader;
 using neap::internal::concat;
 
 using Json = nlohmann::json;
@@ -22,7 +24,9 @@ struct Family {
   std::string_view architecture;
 };
 constexpr std::array kFamilies = {Family{"llama", "LlamaForCausalLM"}, Family{"mistral", "MistralForCausalLM"},
-                                  Family{"qwen2", "Qwen2ForCausalLM"}, Family{"qwen3", "Qwen3ForCausalLM"}};
+                                  Family{"qwen2", "Qwen2ForCausalLM"}, Family{"qwen3", "Qwen3ForCausalLM"},
+                                  Family{"deepseek_v3", "DeepseekV3ForCausalLM"}};
+constexpr std::string_view kDeepseek = "deepseek_v3";
 
 const Family* find_family(std::string_view model_type) {
   for (const Family& family : kFamilies) {
@@ -31,86 +35,7 @@ const Family* find_family(std::string_view model_type) {
   return nullptr;
 }
 
-// Reads fields of one JSON object and gathers everything that is wrong with it.
-class Reader {
- public:
-  Reader(const Json& object, std::vector<std::string>& faults, std::string prefix = "")
-      : object_(object), faults_(faults), prefix_(std::move(prefix)) {}
-
-  bool has(const char* key) const { return object_.contains(key) && !object_.at(key).is_null(); }
-
-  template <class T>
-  void read(const char* key, T& value) {
-    if (!has(key)) return;
-    const Json& found = object_.at(key);
-    if (fits<T>(found)) {
-      value = found.get<T>();
-    } else {
-      fault(key, concat("has the wrong type: ", found.dump()));
-    }
-  }
-  template <class T>
-  void require(const char* key, T& value) {
-    if (!has(key)) return fault(key, "is missing");
-    read(key, value);
-  }
-  template <class T>
-  T get(const char* key, T fallback) {
-    read(key, fallback);
-    return fallback;
-  }
-  void fault(std::string_view key, std::string_view what) { faults_.push_back(concat(prefix_, key, " ", what)); }
-
- private:
-  template <class T>
-  static bool fits(const Json& found) {
-    if constexpr (std::is_same_v<T, bool>) return found.is_boolean();
-    if constexpr (std::is_same_v<T, std::string>) return found.is_string();
-    if constexpr (std::is_same_v<T, double>) return found.is_number();
-    if constexpr (std::is_same_v<T, int64_t>) return found.is_number_integer();
-    return false;
-  }
-
-  const Json& object_;
-  std::vector<std::string>& faults_;
-  std::string prefix_;
-};
-
-void read_scaling(Reader& rope, RopeScaling& scaling) {
-  std::string type = "default";
-  rope.read("type", type);  // the name before transformers 4.43
-  rope.read("rope_type", type);
-  if (type == "default") return;
-  if (type != "linear" && type != "llama3") {
-    return rope.fault("rope_type", concat("'", type, "' is not supported (default, linear, llama3 are)"));
-  }
-  scaling.type = type == "linear" ? RopeScaling::Type::kLinear : RopeScaling::Type::kLlama3;
-  rope.require("factor", scaling.factor);
-  if (scaling.type == RopeScaling::Type::kLlama3) {
-    rope.require("low_freq_factor", scaling.low_freq_factor);
-    rope.require("high_freq_factor", scaling.high_freq_factor);
-    rope.require("original_max_position_embeddings", scaling.original_max_position_embeddings);
-  }
-}
-
-// transformers 5 writes one object "rope_parameters", before it wrote "rope_theta" and "rope_scaling".
-void read_rope(const Json& json, Reader& reader, std::vector<std::string>& faults, LlamaConfig& config) {
-  reader.read("rope_theta", config.rope_theta);
-  for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    if (!reader.has(key)) continue;
-    if (!json.at(key).is_object()) {
-      reader.fault(key, "is not an object");
-      continue;
-    }
-    Reader rope(json.at(key), faults, concat(key, "."));
-    rope.read("rope_theta", config.rope_theta);
-    if (rope.get("partial_rotary_factor", 1.0) != 1.0)
-      rope.fault("partial_rotary_factor", "other than 1 is not supported");
-    read_scaling(rope, config.rope_scaling);
-  }
-}
-
-void read_biases(Reader& reader, LlamaConfig& config) {
+void read_biases(JsonReader& reader, ModelConfig& config) {
   if (config.model_type == "qwen2") {
     config.qkv_bias = true;
   } else if (config.model_type == "llama" || config.model_type == "qwen3") {
@@ -120,7 +45,7 @@ void read_biases(Reader& reader, LlamaConfig& config) {
   config.qk_norm = config.model_type == "qwen3";
 }
 
-void read_window(const Json& json, Reader& reader, LlamaConfig& config) {
+void read_window(const Json& json, JsonReader& reader, ModelConfig& config) {
   if (config.model_type == "mistral") {
     if (!json.contains("sliding_window")) {
       config.sliding_window = 4096;  // what transformers assumes
@@ -140,25 +65,22 @@ void read_window(const Json& json, Reader& reader, LlamaConfig& config) {
 }
 
 // Fields that change the numbers, at a value that this layer does not compute.
-void refuse_unsupported(Reader& reader) {
-  if (const auto act = reader.get<std::string>("hidden_act", "silu"); act != "silu") {
-    reader.fault("hidden_act", concat("'", act, "' is not supported (silu is)"));
-  }
-  if (reader.get("attention_dropout", 0.0) != 0.0) reader.fault("attention_dropout", "other than 0 is not supported");
-  if (reader.get("partial_rotary_factor", 1.0) != 1.0)
-    reader.fault("partial_rotary_factor", "other than 1 is not supported");
+void refuse_unsupported(JsonReader& reader) {
+  reader.expect<std::string>("hidden_act", "silu");
+  reader.expect("attention_dropout", 0.0);
+  reader.expect("partial_rotary_factor", 1.0);
   if (reader.has("quantization_config"))
     reader.fault("quantization_config", "is not supported: quantised weights cannot be trained");
 }
 
-void read_sizes(Reader& reader, LlamaConfig& config) {
+void read_sizes(JsonReader& reader, ModelConfig& config) {
   reader.require("vocab_size", config.vocab_size);
   reader.require("hidden_size", config.hidden_size);
   reader.require("intermediate_size", config.intermediate_size);
   reader.require("num_hidden_layers", config.num_hidden_layers);
   reader.require("num_attention_heads", config.num_attention_heads);
   config.num_key_value_heads = config.num_attention_heads;
-  if (config.model_type == "llama") {
+  if (config.model_type == "llama" || config.model_type == kDeepseek) {
     reader.read("num_key_value_heads", config.num_key_value_heads);
   } else {
     reader.require("num_key_value_heads", config.num_key_value_heads);
@@ -168,6 +90,7 @@ void read_sizes(Reader& reader, LlamaConfig& config) {
     config.head_dim = config.hidden_size / config.num_attention_heads;
   }
   reader.read("head_dim", config.head_dim);
+  if (config.model_type == kDeepseek) config.max_position_embeddings = 4096;  // transformers' default
   reader.read("max_position_embeddings", config.max_position_embeddings);
 }
 
@@ -213,16 +136,20 @@ void check_family(const Json& json, std::string_view source) {
 
 }  // namespace
 
-LlamaConfig LlamaConfig::from_json(std::string_view text, std::string_view source) {
+ModelConfig ModelConfig::from_json(std::string_view text, std::string_view source) {
   const Json json = parse_object(text, source);
   check_family(json, source);
   std::vector<std::string> faults;
-  Reader reader(json, faults);
-  LlamaConfig config;
+  JsonReader reader(json, faults);
+  ModelConfig config;
   reader.read("model_type", config.model_type);
   read_sizes(reader, config);
-  read_rope(json, reader, faults, config);
-  read_biases(reader, config);
+  internal::read_rope(reader, config);
+  if (config.model_type == kDeepseek) {
+    internal::read_deepseek(reader, config);
+  } else {
+    read_biases(reader, config);
+  }
   read_window(json, reader, config);
   refuse_unsupported(reader);
   reader.read("rms_norm_eps", config.rms_norm_eps);
@@ -235,7 +162,7 @@ LlamaConfig LlamaConfig::from_json(std::string_view text, std::string_view sourc
   return config;
 }
 
-LlamaConfig LlamaConfig::from_file(const std::filesystem::path& config_json) {
+ModelConfig ModelConfig::from_file(const std::filesystem::path& config_json) {
   std::ifstream file(config_json, std::ios::binary);
   NEAP_CHECK(file.good(), "[models] expected a readable file ", config_json.string(),
              "; not found; give a Hugging Face model directory");
@@ -243,7 +170,7 @@ LlamaConfig LlamaConfig::from_file(const std::filesystem::path& config_json) {
   return from_json(text, config_json.string());
 }
 
-void LlamaConfig::validate(std::string_view source) const {
+void ModelConfig::validate(std::string_view source) const {
   std::vector<std::string> faults;
   const auto expect = [&](bool ok, auto... what) {
     if (!ok) faults.push_back(concat(what...));
@@ -261,29 +188,26 @@ void LlamaConfig::validate(std::string_view source) const {
   };
   for (const auto& [name, value] : positive) expect(value > 0, name, " must be positive; found ", value);
   expect(find_family(model_type) != nullptr, "model_type '", model_type, "' is not supported");
+  const bool deepseek = model_type == kDeepseek;
+  expect(latent_attention.has_value() == deepseek && experts.has_value() == deepseek,
+         "latent attention and experts belong to model_type 'deepseek_v3', and to no other; found '", model_type, "'");
   expect(head_dim % 2 == 0, "head_dim must be even; found ", head_dim);
   expect(num_key_value_heads <= 0 || num_attention_heads % num_key_value_heads == 0, "num_attention_heads (",
          num_attention_heads, ") must be a multiple of num_key_value_heads (", num_key_value_heads, ")");
   expect(rms_norm_eps > 0, "rms_norm_eps must be positive; found ", rms_norm_eps);
-  expect(rope_theta > 0, "rope_theta must be positive; found ", rope_theta);
   expect(initializer_range > 0, "initializer_range must be positive; found ", initializer_range);
-  expect(rope_scaling.factor >= 1, "rope factor must be at least 1; found ", rope_scaling.factor);
-  if (rope_scaling.type == RopeScaling::Type::kLlama3) {
-    expect(rope_scaling.low_freq_factor > 0 && rope_scaling.low_freq_factor < rope_scaling.high_freq_factor,
-           "low_freq_factor must lie between 0 and high_freq_factor; found ", rope_scaling.low_freq_factor, " and ",
-           rope_scaling.high_freq_factor);
-    expect(rope_scaling.original_max_position_embeddings > 0, "original_max_position_embeddings must be positive");
-  }
+  internal::check_rope(*this, expect);
+  internal::check_deepseek(*this, expect);
   throw_if_any(faults, source);
 }
 
-std::string LlamaConfig::architecture() const {
+std::string ModelConfig::architecture() const {
   const Family* family = find_family(model_type);
   NEAP_ASSERT(family != nullptr, model_type);
   return std::string(family->architecture);
 }
 
-std::string LlamaConfig::to_json(std::string_view dtype) const {
+std::string ModelConfig::to_json(std::string_view dtype) const {
   nlohmann::ordered_json json = {
       {"architectures", {architecture()}},
       {"model_type", model_type},
@@ -297,22 +221,13 @@ std::string LlamaConfig::to_json(std::string_view dtype) const {
       {"hidden_act", "silu"},
       {"max_position_embeddings", max_position_embeddings},
       {"rms_norm_eps", rms_norm_eps},
-      {"rope_theta", rope_theta},
-      {"rope_scaling", nullptr},
       {"initializer_range", initializer_range},
       {"tie_word_embeddings", tie_word_embeddings},
       {"torch_dtype", dtype},
   };
-  if (rope_scaling.type == RopeScaling::Type::kLinear) {
-    json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", rope_scaling.factor}};
-  } else if (rope_scaling.type == RopeScaling::Type::kLlama3) {
-    json["rope_scaling"] = {{"rope_type", "llama3"},
-                            {"factor", rope_scaling.factor},
-                            {"low_freq_factor", rope_scaling.low_freq_factor},
-                            {"high_freq_factor", rope_scaling.high_freq_factor},
-                            {"original_max_position_embeddings", rope_scaling.original_max_position_embeddings}};
-  }
-  if (model_type == "llama" || model_type == "qwen3") json["attention_bias"] = qkv_bias;
+  internal::write_rope(*this, json);
+  internal::write_deepseek(*this, json);
+  if (model_type == "llama" || model_type == "qwen3" || latent_attention) json["attention_bias"] = qkv_bias;
   if (model_type == "llama") json["mlp_bias"] = mlp_bias;
   if (model_type == "mistral")
     json["sliding_window"] = sliding_window ? nlohmann::ordered_json(*sliding_window) : nullptr;
