@@ -5,6 +5,7 @@
 #include <iostream>
 
 #include "cli/exit_codes.h"
+#include "cli/inspect_command.h"
 #include "cli/overrides.h"
 #include "cli/rank_label.h"
 #include "cli/terminal_log.h"
@@ -39,6 +40,10 @@ int dispatch(int argc, const char* const* argv) {
   train_app->footer([] {
     return "Keys of the run file, with [defaults]:\n" + train::help_text() + "\nExit codes: " + kExitCodesHelp;
   });
+  std::string directory;
+  CLI::App* inspect_app =
+      app.add_subcommand("inspect", "say what a model directory holds: layers, and parameters and bytes by kind");
+  inspect_app->add_option("DIR", directory, "Hugging Face directory: config.json and safetensors")->required();
   CLI::App* doc_app = app.add_subcommand("config-doc", "print docs/config.md, the page about run files");
 
   std::vector<std::string> reversed(command_line.arguments.rbegin(), command_line.arguments.rend());
@@ -49,6 +54,7 @@ int dispatch(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& error) {
     NEAP_USER_ERROR(error.what(), "; neap --help says more");
   }
+  if (inspect_app->parsed()) return inspect(directory);
   if (doc_app->parsed()) {
     std::cout << train::markdown_page() << "\n## Exit codes of `neap train`\n\n" << kExitCodesHelp << '\n';
     return kOk;

@@ -139,6 +139,7 @@ void train_rank(const Recipe& recipe, comm::World& world, TestModel model, std::
       loss.backward();
       losses.push_back(loss.detach().cpu());
     }
+    if (recipe.after_backward) recipe.after_backward(sharded, world.rank());
     optimizer->step();
     optimizer->zero_grad();
   }

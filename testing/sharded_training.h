@@ -34,6 +34,8 @@ struct Recipe {
   bool no_sync = false;       // for all micro-batches but the last
   comm::MeshOptions mesh;
   shard::Options options;
+  // Called on each rank in each step when the gradients are there.
+  std::function<void(shard::Sharded&, int rank)> after_backward;
   // Called on each rank when it is done, before the model goes.
   std::function<void(shard::Sharded&, TestModel&, int rank)> at_end;
 };

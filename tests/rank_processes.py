@@ -3,6 +3,7 @@
 import os
 import socket
 import subprocess
+import sys
 from contextlib import contextmanager
 
 GIVE_UP = 120  # seconds until a test calls a rank hung
@@ -43,6 +44,20 @@ def rank_processes(commands, cwd=None, stdin=None, **extra):
         for process in processes:
             process.kill()
             process.wait()
+
+
+def under_torchrun(size, command, cwd, *options):
+    """One world under torchrun, whose options come first; as subprocess.run() returns it."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}", "--no-python"]
+    return subprocess.run(
+        [sys.executable, *launcher, *options, *command],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=GIVE_UP,
+        check=False,
+    )
 
 
 def end(process):

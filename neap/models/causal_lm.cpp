@@ -8,6 +8,7 @@
 #include <string>
 
 #include "neap/base/error.h"
+#include "neap/models/mixture_of_experts.h"
 #include "neap/models/rotary.h"
 
 namespace neap::models {
@@ -97,6 +98,10 @@ void CausalLM::init_weights(uint64_t seed) {
       parameter.copy_(at::empty(parameter.sizes(), at::kFloat).normal_(0.0, config_.initializer_range, generator));
     }
   }
+}
+
+void CausalLM::place_buffers(c10::Device device) {
+  for (MixtureOfExperts* layer : expert_layers()) layer->router().place_buffers(device);
 }
 
 std::vector<MixtureOfExperts*> CausalLM::expert_layers() const {

@@ -75,6 +75,8 @@ class CausalLM : public torch::nn::Module {
 
   // Normal with config.initializer_range, norms 1, biases 0. Drawn on the CPU in float32: the same on every device.
   void init_weights(uint64_t seed);
+  // Gives the buffers memory on `device`, all zero: for a model of the meta device whose parameters get theirs later.
+  void place_buffers(c10::Device device);
 
   const ModelConfig& config() const { return config_; }
   // Of the layers that have experts, in order.

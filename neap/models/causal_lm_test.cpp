@@ -17,6 +17,7 @@
 
 #include "neap/base/error.h"
 #include "neap/models/hugging_face.h"
+#include "testing/deepseek_config.h"
 #include "testing/error_of.h"
 #include "testing/llama_config.h"
 
@@ -30,6 +31,14 @@ LlamaConfig tiny(bool tied = false) {
   LlamaConfig config = testing::small_llama(/*vocabulary=*/61);
   config.tie_word_embeddings = tied;
   return config;
+}
+
+// One of each kind of layer.
+std::vector<ModelConfig> kinds() {
+  ModelConfig plain_queries = testing::small_deepseek(/*vocabulary=*/61);
+  plain_queries.latent_attention->q_lora_rank.reset();
+  plain_queries.tie_word_embeddings = true;
+  return {tiny(), tiny(/*tied=*/true), testing::small_deepseek(/*vocabulary=*/61), plain_queries};
 }
 
 struct Batch {
@@ -63,8 +72,8 @@ TEST(CausalLM, LossIsTheCrossEntropyOfItsLogits) {
 }
 
 TEST(CausalLM, EveryParameterGetsAGradientAndDescentLowersTheLoss) {
-  for (const bool tied : {false, true}) {
-    const auto model = make_llama(tiny(tied));
+  for (const ModelConfig& config : kinds()) {
+    const auto model = make_model(config);
     const Batch batch;
     const at::Tensor before = model->loss(batch.ids, batch.labels);
     before.backward();
@@ -79,14 +88,16 @@ TEST(CausalLM, EveryParameterGetsAGradientAndDescentLowersTheLoss) {
 }
 
 TEST(CausalLM, IsCausal) {
-  const auto model = make_llama(tiny());
-  const at::NoGradGuard no_grad;
-  Batch batch;
-  const at::Tensor before = model->logits(batch.ids);
-  batch.ids.select(1, 6).add_(1).remainder_(61);
-  const at::Tensor after = model->logits(batch.ids);
-  EXPECT_TRUE(at::allclose(before.slice(1, 0, 6), after.slice(1, 0, 6)));
-  EXPECT_FALSE(at::allclose(before.slice(1, 6), after.slice(1, 6)));
+  for (const ModelConfig& config : kinds()) {
+    const auto model = make_model(config);
+    const at::NoGradGuard no_grad;
+    Batch batch;
+    const at::Tensor before = model->logits(batch.ids);
+    batch.ids.select(1, 6).add_(1).remainder_(61);
+    const at::Tensor after = model->logits(batch.ids);
+    EXPECT_TRUE(at::allclose(before.slice(1, 0, 6), after.slice(1, 0, 6)));
+    EXPECT_FALSE(at::allclose(before.slice(1, 6), after.slice(1, 6)));
+  }
 }
 
 TEST(CausalLM, TheSameSeedGivesTheSameModel) {

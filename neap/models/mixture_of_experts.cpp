@@ -22,6 +22,11 @@ Router::Router(const ModelConfig& config, at::TensorOptions options)
           register_buffer("e_score_correction_bias", at::zeros({config.experts->count}, options.dtype(at::kFloat)))),
       config_(*config.experts) {}
 
+void Router::place_buffers(c10::Device device) {
+  // A tensor of the meta device cannot become one of another, so it is replaced.
+  e_score_correction_bias = at::zeros({config_.count}, at::TensorOptions().device(device).dtype(at::kFloat));
+}
+
 Router::Choice Router::forward(const at::Tensor& tokens) const {
   const at::ScalarType wide = internal::wide_type(tokens.scalar_type());
   const at::Tensor scores = at::linear(tokens.to(wide), weight.to(wide)).sigmoid();

@@ -17,15 +17,19 @@ namespace neap::models {
 class Router : public torch::nn::Module {
  public:
   Router(const ModelConfig& config, at::TensorOptions options);
+  Router(const Router&) = delete;
+  Router& operator=(const Router&) = delete;
 
   struct Choice {
     at::Tensor weights;  // [tokens, per_token], float32 at least
     at::Tensor experts;  // [tokens, per_token], int64
   };
   Choice forward(const at::Tensor& tokens) const;  // [tokens, hidden]
+  void place_buffers(c10::Device device);          // see CausalLM
 
-  at::Tensor weight;                   // [experts, hidden]
-  at::Tensor e_score_correction_bias;  // [experts]: a buffer, float32 whatever the model is made in
+  at::Tensor weight;  // [experts, hidden]
+  // [experts]: a buffer, float32 whatever the model is made in. The module's own slot, the only one.
+  at::Tensor& e_score_correction_bias;
 
  private:
   at::Tensor choose(const at::Tensor& scores) const;

@@ -45,6 +45,7 @@ struct TrainSection {
   int64_t accumulation = 1;
   int64_t seed = 0;
   NonFinite non_finite = NonFinite::kStop;
+  double expert_bias_rate = 1e-3;  // 0 = off
 };
 
 struct OptimSection {

@@ -49,6 +49,8 @@ struct StepMetrics {
   int64_t reruns = 0;                 // units that ran again for backward
   Bytes bytes_not_kept;               // saved tensors that were let go instead
   std::vector<std::string> findings;  // what kept the peak from falling, for people
+  // Models with experts: how many tokens each expert had, over all ranks and micro-batches, layer by layer.
+  std::vector<std::vector<int64_t>> expert_load;
 
   double tokens_per_s() const { return step_ms > 0 ? static_cast<double>(tokens) / step_ms * 1000 : 0; }
 };

@@ -18,6 +18,7 @@
 #include "neap/shard/fully_shard.h"
 #include "neap/trace/chrome_json.h"
 #include "neap/train/adamw.h"
+#include "neap/train/expert_balance.h"
 #include "neap/train/parallel.h"
 #include "neap/train/progress.h"
 #include "neap/train/schema.h"
@@ -33,12 +34,12 @@ using neap::internal::concat;
 
 // The input, looked at before anything large is allocated.
 struct Input {
-  models::LlamaConfig model;
+  models::ModelConfig model;
   TokenFile tokens;
   Sequences sequences;
 
   explicit Input(const RunConfig& config)
-      : model(models::LlamaConfig::from_file(fs::path(config.model.path) / "config.json")),
+      : model(models::ModelConfig::from_file(fs::path(config.model.path) / "config.json")),
         tokens(TokenFile::open(config.data.path, config.data.format, config.data.token_type)),
         sequences(tokens, {.length = config.train.sequence,
                            .shuffle = config.data.shuffle,
@@ -79,6 +80,12 @@ class Assembly {
       recompute_.emplace(config.recompute.options, shell.recorder);
       recompute_->attach(*model_, patterns_of(config.recompute));
     }
+    if (auto experts = model_->expert_layers(); !experts.empty()) {
+      balance_.emplace(std::move(experts), config.train.expert_bias_rate,
+                       shell.ranks != nullptr ? &shell.ranks->world : nullptr);
+    } else if (config.train.expert_bias_rate != RunConfig{}.train.expert_bias_rate && writes(shell)) {
+      log_warning("train.expert_bias_rate has no effect: the model has no experts");
+    }
     guarded("allocating the optimizer's state", [&] { make_optimizer(); });
     // A rank that could not get here is missed now, not by a collective of a device, which waits for it to connect.
     if (shell.ranks != nullptr) shell.ranks->world.all().barrier("the model").wait();
@@ -88,6 +95,7 @@ class Assembly {
   AdamW& optimizer() { return *optimizer_; }
   offload::Engine* engine() { return engine_ ? &*engine_ : nullptr; }
   recompute::Recompute* recompute() { return recompute_ ? &*recompute_ : nullptr; }
+  ExpertBalance* experts() { return balance_ ? &*balance_ : nullptr; }
   shard::Sharded* sharded() { return sharded_ ? &*sharded_ : nullptr; }
   // Of the whole model.
   int64_t parameter_count() {
@@ -112,7 +120,7 @@ class Assembly {
   void load_model(const Input& input) {
     const at::TensorOptions options = at::TensorOptions().device(device_.c10_device()).dtype(at::kFloat);
     model_ = config_.model.init == Init::kRandom
-                 ? models::make_llama(input.model, options, static_cast<uint64_t>(config_.train.seed))
+                 ? models::make_model(input.model, options, static_cast<uint64_t>(config_.train.seed))
                  : models::model_from_hf(config_.model.path, options);
   }
 
@@ -151,6 +159,7 @@ class Assembly {
   std::optional<shard::Sharded> sharded_;
   std::optional<offload::Engine> engine_;
   std::optional<recompute::Recompute> recompute_;
+  std::optional<ExpertBalance> balance_;
   std::unique_ptr<AdamW> optimizer_;
 };
 
@@ -246,6 +255,7 @@ void take_steps(const RunConfig& config, const Shell& shell, const fs::path& dir
                    .device = assembly.device(),
                    .engine = assembly.engine(),
                    .recompute = assembly.recompute(),
+                   .experts = assembly.experts(),
                    .recorder = shell.recorder,
                    .device_has_clock = shell.device_has_clock,
                    .world = shell.ranks != nullptr ? &shell.ranks->world : nullptr,

@@ -53,6 +53,11 @@ void add_train(std::vector<Key>& out) {
   out.push_back(choice_key<NonFinite>(
       "train.non_finite", AT(train, non_finite), {{"stop", NonFinite::kStop}, {"skip", NonFinite::kSkip}},
       "A loss or gradient norm that is not finite ends the run, or skips that update."));
+  out.push_back(
+      number_key("train.expert_bias_rate", AT(train, expert_bias_rate), 0, 1,
+                 "Models with experts: by how much a step moves the bias with which an expert is chosen, up if it had "
+                 "fewer tokens "
+                 "than the mean and down if more (arXiv 2412.19437, 2.1.2 and 4.2). 0 leaves the biases as they are."));
 }
 
 void add_optim(std::vector<Key>& out) {

@@ -18,6 +18,7 @@
 #include "neap/shard/fully_shard.h"
 #include "neap/trace/recorder.h"
 #include "neap/train/clip.h"
+#include "neap/train/expert_balance.h"
 #include "neap/train/parallel.h"
 #include "neap/train/peak_meter.h"
 
@@ -164,6 +165,7 @@ StepMetrics Trainer::step() {
   peak_->begin_step(parts_.optimizer.state_bytes());
   const ScopeExit drop_gradients([&] { parts_.optimizer.zero_grad(); });
 
+  if (parts_.experts != nullptr) parts_.experts->begin_step();
   StepMetrics metrics;
   metrics.step = steps_done_ + 1;
   metrics.lr = parts_.rate.at(steps_done_);
@@ -173,6 +175,7 @@ StepMetrics Trainer::step() {
     accumulate_gradients(metrics.tokens, losses);
     phase("gradient norm", [&] { reduce(losses, metrics); });
     update(metrics);
+    if (parts_.experts != nullptr) metrics.expert_load = parts_.experts->end_step(!metrics.skipped);
   } catch (const std::exception& error) {
     const auto reason = out_of_memory_text(error);
     if (!reason) throw;

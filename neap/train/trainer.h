@@ -49,6 +49,7 @@ class NonFiniteError : public Error {
   using Error::Error;
 };
 
+class ExpertBalance;
 class PeakMeter;
 
 class Trainer {
@@ -64,6 +65,7 @@ class Trainer {
     device::Device& device;
     offload::Engine* engine = nullptr;
     recompute::Recompute* recompute = nullptr;
+    ExpertBalance* experts = nullptr;
     trace::Recorder* recorder = nullptr;
     bool device_has_clock = false;  // a clock of its own, not the host's: report both times, and wait for its end
     // Several ranks: both. `loss` runs the sharded model, the optimizer has its pieces, and step() is collective.

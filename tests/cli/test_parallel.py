@@ -2,12 +2,10 @@
 
 import re
 import signal
-import subprocess
-import sys
 
 import pytest
 from neap_command import binary
-from rank_processes import GIVE_UP, end, environment, rank_processes
+from rank_processes import end, rank_processes, under_torchrun
 
 
 def started(workspace, size, *overrides, own=None):
@@ -102,18 +100,7 @@ def test_offload_and_recomputation_on_ranks_change_no_bit(workspace):
 
 
 def torchrun(workspace, *overrides):
-    return subprocess.run(
-        [
-            *[sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"],
-            *[str(binary()), "train", "run.yaml", *overrides],
-        ],
-        cwd=workspace.path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=GIVE_UP,
-        check=False,
-    )
+    return under_torchrun(2, [binary(), "train", "run.yaml", *overrides], workspace.path)
 
 
 def test_torchrun_starts_the_ranks(workspace):

@@ -1,4 +1,4 @@
-// Sharding never changes a bit of a Llama's training, on the CPU and on the simulated accelerator, with and without
+// Sharding never changes a bit of a decoder's training, on the CPU and on the simulated accelerator, with and without
 // offload and recomputation: losses and parameters are those of one process that runs every rank's micro-batches and
 // adds their gradients in rank order, without any of it.
 #include <ATen/Functions.h>
@@ -12,6 +12,7 @@
 #include "neap/models/causal_lm.h"
 #include "neap/offload/engine.h"
 #include "neap/recompute/recompute.h"
+#include "testing/deepseek_config.h"
 #include "testing/sharded_training.h"
 #include "testing/sim_fixture.h"
 
@@ -40,6 +41,15 @@ constexpr Layout kTwoOptimizer{"two ranks, optimizer state alone", 2, 1, true, s
 constexpr Layout kFour{"four ranks", 4, 1, true, shard::Stage::kParameters};
 constexpr Layout kTwoByTwo{"two replicas of two", 4, 2, true, shard::Stage::kParameters};
 
+TestModel decoder(const models::ModelConfig& config, c10::Device device) {
+  const auto model = models::make_model(config, at::TensorOptions().device(device), /*seed=*/3);
+  return {
+      model, [model, device](int64_t micro_batch) {
+        const auto ids = (at::arange(2 * 33, at::kLong) * 11 + micro_batch * 5).remainder(97).view({2, 33}).to(device);
+        return model->loss(ids.narrow(1, 0, 32), ids.narrow(1, 1, 32));
+      }};
+}
+
 TestModel llama(c10::Device device, bool tied) {
   models::LlamaConfig config;
   config.model_type = "llama";
@@ -51,13 +61,11 @@ TestModel llama(c10::Device device, bool tied) {
   config.num_key_value_heads = 2;
   config.head_dim = 8;
   config.tie_word_embeddings = tied;
-  const auto model = models::make_llama(config, at::TensorOptions().device(device), /*seed=*/3);
-  return {
-      model, [model, device](int64_t micro_batch) {
-        const auto ids = (at::arange(2 * 33, at::kLong) * 11 + micro_batch * 5).remainder(97).view({2, 33}).to(device);
-        return model->loss(ids.narrow(1, 0, 32), ids.narrow(1, 1, 32));
-      }};
+  return decoder(config, device);
 }
+
+// Experts lie in pieces like other parameters, whoever's tokens they get.
+TestModel deepseek(c10::Device device) { return decoder(small_deepseek(/*vocabulary=*/97), device); }
 
 Recipe recipe_for(const Layout& layout) {
   Recipe recipe;
@@ -97,6 +105,15 @@ INSTANTIATE_TEST_SUITE_P(Llama, CpuEquality,
                          ::testing::Combine(::testing::Values(kOne, kTwo, kTwoUnfused, kTwoOptimizer, kFour, kTwoByTwo),
                                             ::testing::Bool()));
 
+TEST(CpuEqualityOfExperts, OverTenSteps) {
+  for (const Layout& layout : {kOne, kTwo, kTwoUnfused, kFour, kTwoByTwo}) {
+    Recipe recipe = recipe_for(layout);
+    recipe.model = [](int) { return deepseek(at::kCPU); };
+    recipe.steps = 10;
+    EXPECT_TRUE(bit_equal(train_sharded(recipe), train_alone(recipe))) << layout.name;
+  }
+}
+
 TEST(CpuEqualityLong, OverAHundredSteps) {
   for (const Layout& layout : {kOne, kTwo, kFour, kTwoByTwo}) {
     Recipe recipe = recipe_for(layout);
@@ -121,26 +138,26 @@ constexpr Way kWays[] = {{"plain", false, false, false},
                          {"offload, a frozen layer", true, false, true},
                          {"both, a frozen layer", true, true, true}};
 
-TestModel llama_on_sim(int rank, const Way& way) {
-  const TestModel model = llama(sim(rank), false);
+TestModel model_on_sim(bool experts, int rank, const Way& way) {
+  const TestModel model = experts ? deepseek(sim(rank)) : llama(sim(rank), false);
   for (auto& item : model.module->named_parameters()) {
     if (way.freezes && item.key().starts_with("model.layers.1.")) item.value().set_requires_grad(false);
   }
   return model;
 }
 
-class SimEquality : public SimTest, public ::testing::WithParamInterface<std::tuple<Layout, Way>> {};
+class SimEquality : public SimTest, public ::testing::WithParamInterface<std::tuple<bool, Layout, Way>> {};
 
 TEST_P(SimEquality, WithOffloadAndRecomputation) {
-  const auto& [layout, way] = GetParam();
+  const auto& [experts, layout, way] = GetParam();
   Recipe recipe = recipe_for(layout);
   recipe.steps = 3;
-  recipe.model = [way = way](int rank) { return llama_on_sim(rank, way); };
+  recipe.model = [experts = experts, way = way](int rank) { return model_on_sim(experts, rank, way); };
   std::map<int, std::unique_ptr<offload::Engine>> engines;
   std::map<int, std::unique_ptr<recompute::Recompute>> recomputes;
   Recipe sharded = recipe;
-  sharded.model = [&, way = way](int rank) {
-    const TestModel model = llama_on_sim(rank, way);
+  sharded.model = [&, experts = experts, way = way](int rank) {
+    const TestModel model = model_on_sim(experts, rank, way);
     if (way.offloads) {
       offload::Options options;
       options.min_bytes = Bytes(0);
@@ -167,7 +184,11 @@ TEST_P(SimEquality, WithOffloadAndRecomputation) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Llama, SimEquality,
-                         ::testing::Combine(::testing::Values(kOne, kTwo), ::testing::ValuesIn(kWays)));
+                         ::testing::Combine(::testing::Values(false), ::testing::Values(kOne, kTwo),
+                                            ::testing::ValuesIn(kWays)));
+INSTANTIATE_TEST_SUITE_P(Deepseek, SimEquality,
+                         ::testing::Combine(::testing::Values(true), ::testing::Values(kTwo),
+                                            ::testing::ValuesIn(kWays)));
 
 }  // namespace
 }  // namespace neap::testing
