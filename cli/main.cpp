@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <iostream>
 
+#include "cli/checkpoint_command.h"
 #include "cli/exit_codes.h"
 #include "cli/inspect_command.h"
 #include "cli/overrides.h"
@@ -23,6 +24,24 @@ namespace {
   const std::string name = argument.substr(2, argument.find('=') - 2);
   NEAP_USER_ERROR("unknown option --", name, "; nearest key of the run file: --", train::nearest_key(name), "=…");
 }
+
+struct CheckpointCommands {
+  std::string dir, out;
+  CLI::App *verify, *convert;
+
+  explicit CheckpointCommands(CLI::App& app) {
+    CLI::App* both = app.add_subcommand("checkpoint", "what to do with the checkpoints of a run");
+    both->require_subcommand(1);
+    verify = both->add_subcommand("verify", "read all of a checkpoint, or of each one in a directory");
+    convert = both->add_subcommand("convert", "write the model of a checkpoint as a Hugging Face directory");
+    for (CLI::App* command : {verify, convert}) {
+      command->add_option("DIR", dir, "a checkpoint, or a directory of them")->required();
+    }
+    convert->add_option("OUT", out, "the directory to write, which must not be there yet")->required();
+  }
+  CheckpointCommands(const CheckpointCommands&) = delete;
+  CheckpointCommands& operator=(const CheckpointCommands&) = delete;
+};
 
 int dispatch(int argc, const char* const* argv) {
   const CommandLine command_line = split_command_line(argc, argv);
@@ -44,6 +63,7 @@ int dispatch(int argc, const char* const* argv) {
   CLI::App* inspect_app =
       app.add_subcommand("inspect", "say what a model directory holds: layers, and parameters and bytes by kind");
   inspect_app->add_option("DIR", directory, "Hugging Face directory: config.json and safetensors")->required();
+  const CheckpointCommands checkpoint(app);
   CLI::App* doc_app = app.add_subcommand("config-doc", "print docs/config.md, the page about run files");
 
   std::vector<std::string> reversed(command_line.arguments.rbegin(), command_line.arguments.rend());
@@ -59,6 +79,8 @@ int dispatch(int argc, const char* const* argv) {
     std::cout << train::markdown_page() << "\n## Exit codes of `neap train`\n\n" << kExitCodesHelp << '\n';
     return kOk;
   }
+  if (checkpoint.verify->parsed()) return verify_checkpoint(checkpoint.dir);
+  if (checkpoint.convert->parsed()) return convert_checkpoint(checkpoint.dir, checkpoint.out);
   for (const std::string& extra : train_app->remaining()) throw_unknown_argument(extra);
   arguments.overrides = command_line.overrides;
   return train(arguments);

@@ -260,6 +260,24 @@ Items hf_views(const std::string& name, const at::Tensor& tensor) {
   return views;
 }
 
+std::vector<HfTensor> hf_tensors(const HfTensor& of_model) {
+  const auto parts =
+      hf_views(of_model.name, at::empty(of_model.sizes, at::TensorOptions(of_model.dtype).device(at::kMeta)));
+  if (parts.size() == 1) return {of_model};
+  std::vector<HfTensor> tensors;
+  const auto made = std::make_shared<Items>();
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const auto make = [of_model, made, i, last = i + 1 == parts.size()] {
+      if (made->empty()) *made = hf_views(of_model.name, of_model.make());
+      at::Tensor part = (*made)[i].second;
+      if (last) made->clear();
+      return part;
+    };
+    tensors.push_back({parts[i].first, of_model.dtype, parts[i].second.sizes().vec(), make});
+  }
+  return tensors;
+}
+
 void load_hf(CausalLM& model, const fs::path& dir) {
   const Weights weights(dir);
   const auto pairs = match(model, weights, dir);

@@ -54,6 +54,10 @@ struct HfTensor {
   std::vector<int64_t> sizes;
   std::function<at::Tensor()> make;
 };
+// What files have instead of a tensor of the model: itself, or parts of it (hf_views()), for which it is made once if
+// they are asked for in order.
+std::vector<HfTensor> hf_tensors(const HfTensor& of_model);
+
 // The same for tensors from anywhere and the text of their config.json.
 void save_hf(const std::string& config_json, const std::vector<HfTensor>& tensors, const std::filesystem::path& dir,
              const SaveOptions& options = {});

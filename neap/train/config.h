@@ -104,6 +104,15 @@ struct ParallelSection {
   bool operator==(const ParallelSection&) const = default;
 };
 
+struct CheckpointSection {
+  std::string dir;              // empty = checkpoints/ in log.dir
+  int64_t every = 0;            // steps; 0 = never
+  int64_t keep_last = 3;        // 0 = all
+  std::string resume = "none";  // none, auto, or a path
+  bool asynchronous = true;
+  bool export_model = false;
+};
+
 struct LogSection {
   std::string dir;  // empty = runs/<name of the run file>
   bool trace = false;
@@ -118,6 +127,7 @@ struct RunConfig {
   OffloadSection offload;
   RecomputeSection recompute;
   ParallelSection parallel;
+  CheckpointSection checkpoint;
   LogSection log;
 };
 

@@ -83,8 +83,9 @@ std::string to_json(const RunSummary& summary);
 // Appends a line per step and flushes it, so that a run can be watched and a killed one leaves what it had.
 class MetricsFile {
  public:
-  // Replaces the file. UserError when it cannot be written.
-  explicit MetricsFile(const std::filesystem::path& path);
+  // Replaces the file, but for the lines of its first `kept` steps: those from which a run goes on. UserError when it
+  // cannot be written.
+  explicit MetricsFile(const std::filesystem::path& path, int64_t kept = 0);
   void write(const StepMetrics& metrics);
 
  private:

@@ -24,6 +24,18 @@ Json or_null(const std::optional<PeakParts>& value) {
               {"workspace", value->workspace.count}};
 }
 
+// Whole lines alone: a run that was killed may have left half of one.
+std::string lines_of_first_steps(const std::filesystem::path& path, int64_t kept) {
+  std::ifstream in(path);
+  std::string out;
+  for (std::string line; kept > 0 && std::getline(in, line);) {
+    const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const bool whole = json.is_object() && json.contains("step") && json["step"].is_number_integer();
+    if (whole && json["step"].get<int64_t>() <= kept) out += line + "\n";
+  }
+  return out;
+}
+
 }  // namespace
 
 std::string to_json_line(const StepMetrics& m) {
@@ -80,7 +92,9 @@ std::string to_json(const RunSummary& summary) {
          "\n";
 }
 
-MetricsFile::MetricsFile(const std::filesystem::path& path) : out_(path, std::ios::trunc) {
+MetricsFile::MetricsFile(const std::filesystem::path& path, int64_t kept) {
+  if (kept > 0) write_file(path, lines_of_first_steps(path, kept));
+  out_.open(path, kept > 0 ? std::ios::app : std::ios::trunc);
   NEAP_CHECK(out_.good(), "[log.dir] ", path.string(), " cannot be written; check the directory's permissions");
 }
 

@@ -43,13 +43,14 @@ void Progress::clear_bar() {
 void Progress::draw_bar() {
   if (!terminal_ || done_ == steps_) return;
   const auto filled = kBarWidth * static_cast<size_t>(done_) / static_cast<size_t>(steps_);
-  const double left_ms = done_ > 0 ? total_ms_ / static_cast<double>(done_) * static_cast<double>(steps_ - done_) : 0;
+  const double left_ms = taken_ > 0 ? total_ms_ / static_cast<double>(taken_) * static_cast<double>(steps_ - done_) : 0;
   out_ << '[' << std::string(filled, '#') << std::string(kBarWidth - filled, '.') << "] " << done_ << '/' << steps_
        << "  " << format_ms(left_ms) << " left" << std::flush;
 }
 
 void Progress::step(const StepMetrics& metrics) {
   done_ = metrics.step;
+  ++taken_;
   total_ms_ += metrics.step_ms;
   line(step_line(metrics, steps_));
 }

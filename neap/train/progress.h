@@ -30,6 +30,7 @@ class Progress {
   const bool terminal_;
   const int64_t steps_;
   int64_t done_ = 0;
+  int64_t taken_ = 0;  // here; those before a resumed run are done, too
   double total_ms_ = 0;
 };
 

@@ -18,7 +18,9 @@
 #include "neap/shard/fully_shard.h"
 #include "neap/trace/chrome_json.h"
 #include "neap/train/adamw.h"
+#include "neap/train/checkpoints.h"
 #include "neap/train/expert_balance.h"
+#include "neap/train/model_directory.h"
 #include "neap/train/parallel.h"
 #include "neap/train/progress.h"
 #include "neap/train/schema.h"
@@ -56,6 +58,9 @@ std::vector<std::string> patterns_of(const Section& section) {
   patterns.insert(patterns.end(), section.layers.begin(), section.layers.end());
   return patterns;
 }
+
+comm::World* world_of(const Shell& shell) { return shell.ranks == nullptr ? nullptr : &shell.ranks->world; }
+fs::path export_directory(const RunConfig& config) { return fs::path(config.log.dir) / "hf"; }
 
 bool writes(const Shell& shell) { return shell.ranks == nullptr || shell.ranks->world.rank() == 0; }
 
@@ -97,6 +102,9 @@ class Assembly {
   recompute::Recompute* recompute() { return recompute_ ? &*recompute_ : nullptr; }
   ExpertBalance* experts() { return balance_ ? &*balance_ : nullptr; }
   shard::Sharded* sharded() { return sharded_ ? &*sharded_ : nullptr; }
+  ModelState state() {
+    return {.model = *model_, .sharded = sharded(), .optimizer = *optimizer_, .device = device_.c10_device()};
+  }
   // Of the whole model.
   int64_t parameter_count() {
     int64_t count = 0;
@@ -183,7 +191,8 @@ std::string model_line(const Input& input, const RunConfig& config, Assembly& as
                 device_name(config));
 }
 
-void print_heading(const Input& input, const RunConfig& config, const Shell& shell, Assembly& assembly) {
+void print_heading(const Input& input, const RunConfig& config, const Shell& shell, Assembly& assembly,
+                   const Checkpoints& checkpoints) {
   const TrainSection& train = config.train;
   shell.out << model_line(input, config, assembly) << '\n'
             << "data    " << config.data.path << ": " << input.tokens.size() << " tokens, "
@@ -211,7 +220,8 @@ void print_heading(const Input& input, const RunConfig& config, const Shell& she
     const auto units = recompute->unit_names();
     shell.out << "recompute " << units.size() << " units (" << units.front() << " … " << units.back() << ")\n";
   }
-  shell.out << std::flush;
+  if (!checkpoints.resume_line().empty()) shell.out << "resume  " << checkpoints.resume_line() << '\n';
+  shell.out << "checkpoints " << checkpoints.save_line() << '\n' << std::flush;
 }
 
 void warn_of_keys_without_effect(const RunConfig& config, const Shell& shell) {
@@ -244,39 +254,62 @@ std::optional<Bytes> capacity_of(const RunConfig& config, const device::Device& 
   return capacity ? std::optional(capacity->total) : std::nullopt;
 }
 
+Trainer::Parts trainer_parts(const RunConfig& config, const Shell& shell, Assembly& assembly, const Input& input,
+                             Taken start) {
+  return {.loss = assembly.loss(),
+          .sequences = input.sequences,
+          .optimizer = assembly.optimizer(),
+          .rate = LearningRate(config.optim, config.train.steps),
+          .device = assembly.device(),
+          .engine = assembly.engine(),
+          .recompute = assembly.recompute(),
+          .experts = assembly.experts(),
+          .recorder = shell.recorder,
+          .device_has_clock = shell.device_has_clock,
+          .world = world_of(shell),
+          .sharded = assembly.sharded(),
+          .stop_requested = shell.stop_requested,
+          .steps_done = start.steps,
+          .sequences_done = start.sequences};
+}
+
 void take_steps(const RunConfig& config, const Shell& shell, const fs::path& dir, Assembly& assembly,
-                const Input& input, RunSummary& summary) {
+                const Input& input, Checkpoints& checkpoints, RunSummary& summary) {
   std::optional<MetricsFile> metrics_file;
-  if (writes(shell)) metrics_file.emplace(dir / "metrics.jsonl");
-  Trainer trainer({.loss = assembly.loss(),
-                   .sequences = input.sequences,
-                   .optimizer = assembly.optimizer(),
-                   .rate = LearningRate(config.optim, config.train.steps),
-                   .device = assembly.device(),
-                   .engine = assembly.engine(),
-                   .recompute = assembly.recompute(),
-                   .experts = assembly.experts(),
-                   .recorder = shell.recorder,
-                   .device_has_clock = shell.device_has_clock,
-                   .world = shell.ranks != nullptr ? &shell.ranks->world : nullptr,
-                   .sharded = assembly.sharded(),
-                   .stop_requested = shell.stop_requested},
-                  config.train, config.optim.clip);
+  if (writes(shell)) metrics_file.emplace(dir / "metrics.jsonl", checkpoints.start().steps);
+  Trainer trainer(trainer_parts(config, shell, assembly, input, checkpoints.start()), config.train, config.optim.clip);
+  const auto taken = [&] { return Taken{.steps = trainer.steps_done(), .sequences = trainer.sequences_done()}; };
   Progress progress(shell.out, shell.terminal, config.train.steps);
   // Several ranks have to stop at the same step.
   const auto stops = [&] {
     return shell.ranks != nullptr ? trainer.stop_agreed() : shell.stop_requested && shell.stop_requested();
   };
-  for (int64_t step = 0; step < config.train.steps; ++step) {
+  while (trainer.steps_done() < config.train.steps) {
     if (stops()) {
       summary.status = RunStatus::kInterrupted;
-      return;
+      break;
     }
     const StepMetrics metrics = trainer.step();
     if (metrics_file) metrics_file->write(metrics);
     progress.step(metrics);
     if (metrics.device_peak) summary.peak = std::max(summary.peak.value_or(Bytes(0)), *metrics.device_peak);
     summary.steps.push_back(metrics);
+    checkpoints.after_step(assembly.state(), taken());
+  }
+  checkpoints.finish(assembly.state(), taken());
+}
+
+// What the steps before the end of a run have begun to save is not lost with it, unless other ranks are in the dark.
+void take_steps_and_keep(const RunConfig& config, const Shell& shell, const fs::path& dir, Assembly& assembly,
+                         const Input& input, Checkpoints& checkpoints, RunSummary& summary) {
+  try {
+    take_steps(config, shell, dir, assembly, input, checkpoints, summary);
+  } catch (const NonFiniteError&) {
+    checkpoints.complete();
+    throw;
+  } catch (const DeviceOutOfMemory&) {
+    if (shell.ranks == nullptr) checkpoints.complete();
+    throw;
   }
 }
 
@@ -310,15 +343,24 @@ RunResult with_status(const RunConfig& config, const Shell& shell, Function&& fu
   return result;
 }
 
-fs::path make_run_directory(const RunConfig& config) {
+fs::path make_run_directory(const RunConfig& config, bool resumed) {
   const fs::path dir = config.log.dir;
   std::error_code status;
   fs::create_directories(dir, status);
   NEAP_CHECK(fs::is_directory(dir), "[log.dir] ", dir.string(), " cannot be made: ", status.message());
   // What an earlier run left would be mistaken for this one's.
-  for (const char* name : {"metrics.jsonl", "summary.json", "trace.json"}) fs::remove(dir / name, status);
+  for (const char* name : {"summary.json", "trace.json"}) fs::remove(dir / name, status);
+  if (!resumed) fs::remove(dir / "metrics.jsonl", status);
   write_file(dir / "config.yaml", to_yaml(config));
   return dir;
+}
+
+void check_export(const RunConfig& config) {
+  std::error_code status;
+  const fs::path target = export_directory(config);
+  NEAP_CHECK(!config.checkpoint.export_model || !fs::equivalent(target, config.model.path, status),
+             "[checkpoint.export] the trained model would replace ", config.model.path,
+             ", which it is made from; choose another log.dir");
 }
 
 }  // namespace
@@ -326,12 +368,21 @@ fs::path make_run_directory(const RunConfig& config) {
 RunResult run(const RunConfig& config, const Shell& shell) {
   warn_of_keys_without_effect(config, shell);
   const Input input(config);
-  const fs::path dir = writes(shell) ? make_run_directory(config) : fs::path(config.log.dir);
+  check_export(config);
+  Checkpoints checkpoints(config, input.model.to_json(), input.sequences, world_of(shell));
+  const bool resumed = checkpoints.start().steps > 0;
+  const fs::path dir = writes(shell) ? make_run_directory(config, resumed) : fs::path(config.log.dir);
   RunResult result = with_status(config, shell, [&](RunResult& current) {
     Assembly assembly(config, input, shell);
-    print_heading(input, config, shell, assembly);
-    take_steps(config, shell, dir, assembly, input, current.summary);
+    checkpoints.restore(assembly.state());
+    print_heading(input, config, shell, assembly, checkpoints);
+    take_steps_and_keep(config, shell, dir, assembly, input, checkpoints, current.summary);
     assembly.device().synchronize();
+    if (config.checkpoint.export_model && current.summary.status == RunStatus::kFinished) {
+      const ModelState state = assembly.state();
+      write_model({export_directory(config), input.model.to_json(), config.model.path}, state.model, state.sharded,
+                  world_of(shell));
+    }
   });
   if (!writes(shell)) return result;
   write_file(dir / "summary.json", to_json(result.summary));
@@ -347,10 +398,13 @@ RunResult run(const RunConfig& config, const Shell& shell) {
 RunResult dry_run(const RunConfig& config, const Shell& shell) {
   warn_of_keys_without_effect(config, shell);
   const Input input(config);
+  check_export(config);
+  Checkpoints checkpoints(config, input.model.to_json(), input.sequences, world_of(shell));
   return with_status(config, shell, [&](RunResult& /*current*/) {
     Assembly assembly(config, input, shell);
+    checkpoints.restore(assembly.state());
     shell.out << to_yaml(config) << '\n';
-    print_heading(input, config, shell, assembly);
+    print_heading(input, config, shell, assembly, checkpoints);
   });
 }
 

@@ -178,6 +178,24 @@ void add_parallel(std::vector<Key>& out) {
                              "How long a rank waits for the others before the run ends with an error; at least 1ms."));
 }
 
+void add_checkpoint(std::vector<Key>& out) {
+  out.push_back(text_key("checkpoint.dir", AT(checkpoint, dir), false,
+                         "Directory of the checkpoints. Empty: checkpoints/ in log.dir. All ranks see the same one."));
+  out.push_back(integer_key("checkpoint.every", AT(checkpoint, every), 0, kAny,
+                            "Steps from one checkpoint to the next; there is also one at the end of the run, or when a "
+                            "signal stops it. 0: none at all."));
+  out.push_back(integer_key("checkpoint.keep_last", AT(checkpoint, keep_last), 0, 1'000'000,
+                            "How many stay, the newest; 0: all."));
+  out.push_back(text_key("checkpoint.resume", AT(checkpoint, resume), false,
+                         "Where the run begins: none, at the beginning; auto, after the newest complete checkpoint of "
+                         "checkpoint.dir, or at the beginning if there is none; else the path of a checkpoint, or of a "
+                         "directory of them."));
+  out.push_back(boolean_key("checkpoint.asynchronous", AT(checkpoint, asynchronous),
+                            "Write while the run goes on, from a copy in host memory; false: the run waits."));
+  out.push_back(boolean_key("checkpoint.export", AT(checkpoint, export_model),
+                            "Leave the trained model in hf/ in log.dir as a Hugging Face directory."));
+}
+
 void add_log(std::vector<Key>& out) {
   out.push_back(
       text_key("log.dir", AT(log, dir), false,
@@ -240,6 +258,7 @@ const std::vector<Key>& keys() {
     add_offload(out);
     add_recompute(out);
     add_parallel(out);
+    add_checkpoint(out);
     add_log(out);
     return out;
   }();

@@ -75,7 +75,9 @@ Trainer::Trainer(Parts parts, const TrainSection& train, double clip)
       peak_(std::make_unique<PeakMeter>(
           parts_.sharded == nullptr ? parts_.optimizer.parameters() : std::vector<at::Tensor>(), parts_.device)),
       ranks_(parts_.world == nullptr ? 1 : parts_.world->size()),
-      rank_(parts_.world == nullptr ? 0 : parts_.world->rank()) {
+      rank_(parts_.world == nullptr ? 0 : parts_.world->rank()),
+      steps_done_(parts_.steps_done),
+      sequences_done_(parts_.sequences_done) {
   NEAP_ASSERT((parts_.world == nullptr) == (parts_.sharded == nullptr), "ranks and a sharded model come together");
 }
 
@@ -97,7 +99,7 @@ at::Tensor Trainer::batch(int64_t micro, at::Tensor& labels) const {
   const at::Tensor inputs = at::empty({train_.batch, train_.sequence}, at::kLong);
   labels = at::empty_like(inputs);
   const auto length = static_cast<size_t>(train_.sequence);
-  const int64_t first = ((steps_done_ * train_.accumulation + micro) * ranks_ + rank_) * train_.batch;
+  const int64_t first = sequences_done_ + (micro * ranks_ + rank_) * train_.batch;
   for (int64_t row = 0; row < train_.batch; ++row) {
     const int64_t offset = row * train_.sequence;
     parts_.sequences.read(first + row, {inputs.data_ptr<int64_t>() + offset, length},
@@ -184,6 +186,7 @@ StepMetrics Trainer::step() {
                              .use = memory_use(parts_.optimizer.parameters(), parts_.optimizer.state_bytes(), device)});
   }
   ++steps_done_;
+  sequences_done_ += train_.accumulation * ranks_ * train_.batch;
   metrics.step_ms = milliseconds_since(begin);
   if (parts_.device_has_clock) metrics.device_step_ms = milliseconds_on_device(device_begin, device);
   if (const auto stats = device.memory_stats()) metrics.device_peak = stats->allocated_peak;

@@ -72,6 +72,9 @@ class Trainer {
     comm::World* world = nullptr;
     shard::Sharded* sharded = nullptr;
     std::function<bool()> stop_requested = {};  // of this rank; empty: never
+    // Where the run goes on, when it does.
+    int64_t steps_done = 0;
+    int64_t sequences_done = 0;
   };
 
   Trainer(Parts parts, const TrainSection& train, double clip);
@@ -87,6 +90,10 @@ class Trainer {
 
   // Several ranks: some rank wanted to stop when the latest step had its gradients. The same answer on all of them.
   bool stop_agreed() const noexcept { return stop_agreed_; }
+
+  // Steps and sequences that are trained on, by all ranks together and before this trainer was made, too.
+  int64_t steps_done() const noexcept { return steps_done_; }
+  int64_t sequences_done() const noexcept { return sequences_done_; }
 
  private:
   void accumulate_gradients(int64_t tokens, std::vector<at::Tensor>& losses);
@@ -104,7 +111,8 @@ class Trainer {
   std::unique_ptr<PeakMeter> peak_;
   const int64_t ranks_;
   const int64_t rank_;
-  int64_t steps_done_ = 0;
+  int64_t steps_done_;
+  int64_t sequences_done_;
   bool stop_agreed_ = false;
   const char* phase_ = "";
 };

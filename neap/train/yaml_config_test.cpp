@@ -49,7 +49,7 @@ TEST(YamlConfig, UnknownKeysAreErrorsWithPathPlaceAndNearest) {
 }
 
 TEST(YamlConfig, WhatComesLaterIsUnknownNotIgnored) {
-  for (const char* key : {"checkpoint.every", "parallel.shards", "recompute.mod", "optim.ema"}) {
+  for (const char* key : {"checkpoint.often", "parallel.shards", "recompute.mod", "optim.ema"}) {
     EXPECT_THAT(error_of(kMinimal, {{key, "1"}}), HasSubstr("unknown key"));
   }
 }

@@ -23,7 +23,7 @@ def run_file(workspace, old, new):
     [
         ("  steps: 3", "  stepz: 3", "[run.yaml:6] unknown key train.stepz; nearest known key: train.steps"),
         ("offload:", "ofload:", "[run.yaml:14] unknown key ofload; nearest known key: offload"),
-        ("offload:", "checkpoint:", "[run.yaml:14] unknown key checkpoint; nearest known key: "),
+        ("offload:", "checkpoints:", "[run.yaml:14] unknown key checkpoints; nearest known key: checkpoint"),
         ("  steps: 3", "  steps: -3", '[run.yaml:6] train.steps: expected an integer from 1 to 1000000000; found "-3"'),
         ("  lr: 1e-3", "  lr: .nan", '[run.yaml:11] optim.lr: expected a number from 0 to 1000; found ".nan"'),
         ("  type: sim", "  type: gpu", '[run.yaml:13] device.type: expected cpu, sim or cuda; found "gpu"'),

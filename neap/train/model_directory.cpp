@@ -1,0 +1,93 @@
+#include "neap/train/model_directory.h"
+
+#include <torch/nn/module.h>
+
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "neap/base/error.h"
+#include "neap/checkpoint/agreement.h"
+#include "neap/checkpoint/reader.h"
+#include "neap/files/atomic_directory.h"
+#include "neap/files/atomic_file.h"
+#include "neap/files/tensor_bytes.h"
+#include "neap/models/hugging_face.h"
+#include "neap/shard/fully_shard.h"
+#include "neap/train/checkpoints.h"
+#include "neap/train/yaml_config.h"
+
+namespace neap::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What transformers writes beside a model, and reads a tokenizer from.
+constexpr const char* kTokenizerFiles[] = {
+    "added_tokens.json", "chat_template.jinja", "generation_config.json", "merges.txt", "special_tokens_map.json",
+    "tokenizer.json",    "tokenizer.model",     "tokenizer_config.json",  "vocab.json", "vocab.txt"};
+
+void copy_tokenizer(const fs::path& from, const fs::path& to) {
+  for (const char* name : kTokenizerFiles) {
+    std::ifstream in(from / name, std::ios::binary);
+    if (!in.good()) continue;
+    const std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+    files::write_text(to / name, text);
+  }
+}
+
+void write(const ModelDirectory& target, const std::vector<models::HfTensor>& tensors) {
+  files::AtomicDirectory directory(target.path);
+  copy_tokenizer(target.source, directory.temporary());
+  models::save_hf(target.config_json, tensors, directory.temporary());
+  directory.commit();
+}
+
+void add(std::vector<models::HfTensor>& tensors, const models::HfTensor& of_model) {
+  for (auto& tensor : models::hf_tensors(of_model)) tensors.push_back(std::move(tensor));
+}
+void add(std::vector<models::HfTensor>& tensors, const std::string& name, const at::Tensor& tensor) {
+  add(tensors, {name, tensor.scalar_type(), tensor.sizes().vec(), [tensor] { return tensor; }});
+}
+
+}  // namespace
+
+void write_model(const ModelDirectory& target, const torch::nn::Module& model, shard::Sharded* sharded,
+                 comm::World* world) {
+  std::map<std::string, at::Tensor> full;
+  if (sharded != nullptr) full = sharded->full_state();
+  checkpoint::together(world, "the exported model", [&] {
+    if (checkpoint::rank_of(world) != 0) return;
+    std::vector<models::HfTensor> tensors;
+    // In the order of the model.
+    for (const auto& item : model.named_parameters()) {
+      if (sharded == nullptr) {
+        add(tensors, item.key(), item.value());
+      } else if (const auto found = full.find(item.key()); found != full.end()) {
+        add(tensors, item.key(), found->second);
+      }
+    }
+    for (const auto& item : model.named_buffers()) add(tensors, item.key(), item.value());
+    write(target, tensors);
+  });
+}
+
+void convert_checkpoint(checkpoint::Reader& reader, const fs::path& out) {
+  NEAP_CHECK(!fs::exists(out) || (fs::is_directory(out) && fs::is_empty(out)), "[checkpoint] expected that ",
+             out.string(), " is not there yet, or an empty directory; found otherwise; choose another one");
+  std::vector<models::HfTensor> tensors;
+  for (const std::string prefix : {kParameterPrefix, kBufferPrefix}) {
+    for (const auto& [name, tensor] : reader.index().tensors) {
+      if (!name.starts_with(prefix)) continue;
+      add(tensors, {name.substr(prefix.size()), files::to_torch(tensor.type), tensor.full_size,
+                    [&reader, name = name] { return reader.tensor(name); }});
+    }
+  }
+  const std::string index = (reader.dir() / checkpoint::kIndexName).string();
+  const RunConfig config = parse_config(reader.state("config"), index, {});
+  write({.path = out, .config_json = reader.state("model"), .source = config.model.path}, tensors);
+}
+
+}  // namespace neap::train
