@@ -7,10 +7,12 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorOptions.h>
+#include <c10/util/FunctionRef.h>
 #include <torch/nn/module.h>
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -71,6 +73,10 @@ class CausalLM : public torch::nn::Module {
 
   // Normal with config.initializer_range, norms 1, biases 0. Drawn on the CPU in float32: the same on every device.
   void init_weights(uint64_t seed);
+  // What init_weights() writes, one parameter after the other: float32, on the CPU, dropped when `visit` returns. For
+  // models whose parameters have no memory (the meta device), or only pieces of it (neap/shard).
+  void draw_weights(uint64_t seed,
+                    c10::function_ref<void(const std::string& name, const at::Tensor& value)> visit) const;
 
   const LlamaConfig& config() const { return config_; }
 

@@ -124,13 +124,13 @@ class Weights {
   std::map<std::string, Place> places_;
 };
 
-at::Tensor tensor_of(const Weights::Place& place) {
-  const at::ScalarType type = to_torch(place.info().type);
-  const std::span<const std::byte> bytes = place.bytes();
+// A view of the mapped bytes where they are aligned, else a copy.
+at::Tensor tensor_of(std::span<const std::byte> bytes, SafeType safe_type, at::IntArrayRef shape) {
+  const at::ScalarType type = to_torch(safe_type);
   const bool aligned =
-      reinterpret_cast<std::uintptr_t>(bytes.data()) % static_cast<std::size_t>(size_of(place.info().type)) == 0;
-  if (aligned) return at::from_blob(const_cast<std::byte*>(bytes.data()), place.info().shape, at::TensorOptions(type));
-  at::Tensor copy = at::empty(place.info().shape, at::TensorOptions(type));
+      reinterpret_cast<std::uintptr_t>(bytes.data()) % static_cast<std::size_t>(size_of(safe_type)) == 0;
+  if (aligned) return at::from_blob(const_cast<std::byte*>(bytes.data()), shape, at::TensorOptions(type));
+  at::Tensor copy = at::empty(shape, at::TensorOptions(type));
   std::memcpy(copy.mutable_data_ptr(), bytes.data(), bytes.size());
   return copy;
 }
@@ -141,7 +141,7 @@ bool may_be_ignored(const std::string& name, const CausalLM& model) {
 }
 
 // Finds what goes where and throws the list of all that does not fit.
-std::vector<std::pair<at::Tensor, const Weights::Place*>> match(CausalLM& model, const Weights& weights,
+std::vector<std::pair<at::Tensor, const Weights::Place*>> match(const CausalLM& model, const Weights& weights,
                                                                 const fs::path& dir) {
   std::vector<std::pair<at::Tensor, const Weights::Place*>> pairs;
   std::set<std::string> expected;
@@ -156,6 +156,8 @@ std::vector<std::pair<at::Tensor, const Weights::Place*>> match(CausalLM& model,
     } else if (item.value().sizes() != at::IntArrayRef(place->info().shape)) {
       faults += concat("\n  misshapen: ", item.key(), " is ", at::IntArrayRef(place->info().shape), ", expected ",
                        item.value().sizes());
+    } else if (!at::isFloatingType(to_torch(place->info().type))) {
+      faults += concat("\n  not floating-point: ", item.key(), " is ", name_of(place->info().type));
     } else {
       pairs.emplace_back(item.value(), place);
     }
@@ -242,7 +244,50 @@ void load_hf(CausalLM& model, const fs::path& dir) {
   const auto pairs = match(model, weights, dir);
   check_tied(model, weights, dir);
   const at::NoGradGuard no_grad;
-  for (const auto& [parameter, place] : pairs) parameter.copy_(tensor_of(*place));
+  for (const auto& [parameter, place] : pairs)
+    parameter.copy_(tensor_of(place->bytes(), place->info().type, place->info().shape));
+}
+
+class HfWeights::Impl {
+ public:
+  // Elements of a parameter that one tensor of the files holds.
+  struct Segment {
+    int64_t begin, end;
+    const Weights::Place* place;
+  };
+
+  Impl(const CausalLM& model, const fs::path& dir) : weights_(dir) {
+    std::map<const c10::StorageImpl*, std::vector<Segment>> by_storage;
+    for (const auto& [tensor, place] : match(model, weights_, dir)) {
+      const int64_t begin = tensor.storage_offset();
+      by_storage[tensor.storage().unsafeGetStorageImpl()].push_back({begin, begin + tensor.numel(), place});
+    }
+    check_tied(model, weights_, dir);
+    for (const auto& item : model.named_parameters()) {
+      segments_.emplace(item.key(), by_storage.at(item.value().storage().unsafeGetStorageImpl()));
+    }
+  }
+
+  const std::vector<Segment>& of(const std::string& name) const { return segments_.at(name); }
+
+ private:
+  Weights weights_;
+  std::map<std::string, std::vector<Segment>> segments_;
+};
+
+HfWeights::HfWeights(const CausalLM& model, const fs::path& dir) : impl_(std::make_unique<Impl>(model, dir)) {}
+HfWeights::~HfWeights() = default;
+
+void HfWeights::read(const std::string& name, int64_t begin, const at::Tensor& out) const {
+  const at::NoGradGuard no_grad;
+  for (const auto& [first, end, place] : impl_->of(name)) {
+    const int64_t from = std::max(begin, first), to = std::min(begin + out.numel(), end);
+    if (from >= to) continue;
+    const auto size = static_cast<std::size_t>(size_of(place->info().type));
+    const std::span<const std::byte> bytes = place->bytes().subspan(static_cast<std::size_t>(from - first) * size,
+                                                                    static_cast<std::size_t>(to - from) * size);
+    out.narrow(0, from - begin, to - from).copy_(tensor_of(bytes, place->info().type, {to - from}));
+  }
 }
 
 std::shared_ptr<CausalLM> model_from_hf(const fs::path& dir, at::TensorOptions options) {
