@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <utility>
@@ -68,10 +69,15 @@ OpenDevice open_device(const DeviceSection& section, trace::Recorder* recorder) 
     case DeviceKind::kCuda:
       break;
   }
-  const int64_t count = at::hasCUDA() ? at::detail::getCUDAHooks().deviceCount() : 0;
+  // hasCUDA() would be false as well where there is only no device.
+  NEAP_CHECK(at::globalContext().hasCUDART(), "[device.type] expected cpu or sim: this PyTorch (", TORCH_VERSION,
+             ") was built without CUDA; found cuda");
+  const int64_t count = at::detail::getCUDAHooks().deviceCount();
+  NEAP_CHECK(count > 0,
+             "[device.type] expected cpu or sim, as no CUDA device is to be found; found cuda; is the driver "
+             "loaded, and does CUDA_VISIBLE_DEVICES leave one?");
   NEAP_CHECK(section.index < count, "[device.index] expected less than the number of CUDA devices, which is ", count,
-             "; found ", section.index,
-             at::hasCUDA() ? "" : "; this PyTorch was built without CUDA or finds no driver");
+             "; found ", section.index);
   return {.device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(section.index))};
 }
 

@@ -86,18 +86,25 @@ at::Tensor CausalLM::loss(const at::Tensor& ids, const at::Tensor& labels, const
   return chunked_cross_entropy(hidden.view({-1, hidden.size(-1)}), head, labels.reshape({-1}), options);
 }
 
-void CausalLM::init_weights(uint64_t seed) {
+void CausalLM::draw_weights(uint64_t seed,
+                            c10::function_ref<void(const std::string& name, const at::Tensor& value)> visit) const {
   const at::NoGradGuard no_grad;
   const at::Generator generator = at::detail::createCPUGenerator(seed);
-  for (auto& item : named_parameters()) {
-    at::Tensor& parameter = item.value();
-    const bool is_bias = item.key().ends_with(".bias");
-    if (parameter.dim() == 1) {
-      parameter.fill_(is_bias ? 0.0 : 1.0);
+  for (const auto& item : named_parameters()) {
+    const at::Tensor value = at::empty(item.value().sizes(), at::kFloat);
+    if (value.dim() == 1) {
+      value.fill_(item.key().ends_with(".bias") ? 0.0 : 1.0);
     } else {
-      parameter.copy_(at::empty(parameter.sizes(), at::kFloat).normal_(0.0, config_.initializer_range, generator));
+      value.normal_(0.0, config_.initializer_range, generator);
     }
+    visit(item.key(), value);
   }
+}
+
+void CausalLM::init_weights(uint64_t seed) {
+  const at::NoGradGuard no_grad;
+  auto parameters = named_parameters();
+  draw_weights(seed, [&](const std::string& name, const at::Tensor& value) { parameters[name].copy_(value); });
 }
 
 void CausalLM::place_buffers(c10::Device device) {

@@ -8,10 +8,12 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorOptions.h>
+#include <c10/util/FunctionRef.h>
 #include <torch/nn/module.h>
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -75,6 +77,10 @@ class CausalLM : public torch::nn::Module {
 
   // Normal with config.initializer_range, norms 1, biases 0. Drawn on the CPU in float32: the same on every device.
   void init_weights(uint64_t seed);
+  // What init_weights() writes, one parameter after the other: float32, on the CPU, dropped when `visit` returns. For
+  // models whose parameters have no memory (the meta device), or only pieces of it (neap/shard).
+  void draw_weights(uint64_t seed,
+                    c10::function_ref<void(const std::string& name, const at::Tensor& value)> visit) const;
   // Gives the buffers memory on `device`, all zero: for a model of the meta device whose parameters get theirs later.
   void place_buffers(c10::Device device);
 

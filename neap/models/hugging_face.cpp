@@ -158,6 +158,8 @@ std::vector<std::pair<at::Tensor, const Weights::Place*>> match(const CausalLM& 
     } else if (tensor.sizes() != at::IntArrayRef(place->info().shape)) {
       faults +=
           concat("\n  misshapen: ", name, " is ", at::IntArrayRef(place->info().shape), ", expected ", tensor.sizes());
+    } else if (!at::isFloatingType(files::to_torch(place->info().type))) {
+      faults += concat("\n  not floating-point: ", name, " is ", files::name_of(place->info().type));
     } else {
       pairs.emplace_back(tensor, place);
     }
@@ -284,6 +286,52 @@ void load_hf(CausalLM& model, const fs::path& dir) {
   check_tied(model, weights, dir);
   const at::NoGradGuard no_grad;
   for (const auto& [parameter, place] : pairs) parameter.copy_(tensor_of(*place));
+}
+
+class HfWeights::Impl {
+ public:
+  // Elements of a parameter or buffer that one tensor of the files holds.
+  struct Segment {
+    int64_t begin, end;
+    const Weights::Place* place;
+  };
+
+  Impl(const CausalLM& model, const fs::path& dir) : weights_(dir) {
+    std::map<const c10::StorageImpl*, std::vector<Segment>> by_storage;
+    for (const auto& [tensor, place] : match(model, weights_, dir)) {
+      const int64_t begin = tensor.storage_offset();
+      by_storage[tensor.storage().unsafeGetStorageImpl()].push_back({begin, begin + tensor.numel(), place});
+    }
+    check_tied(model, weights_, dir);
+    const auto add = [&](const auto& named) {
+      for (const auto& item : named) {
+        segments_.emplace(item.key(), by_storage.at(item.value().storage().unsafeGetStorageImpl()));
+      }
+    };
+    add(model.named_parameters());
+    add(model.named_buffers());
+  }
+
+  const std::vector<Segment>& of(const std::string& name) const { return segments_.at(name); }
+
+ private:
+  Weights weights_;
+  std::map<std::string, std::vector<Segment>> segments_;
+};
+
+HfWeights::HfWeights(const CausalLM& model, const fs::path& dir) : impl_(std::make_unique<Impl>(model, dir)) {}
+HfWeights::~HfWeights() = default;
+
+void HfWeights::read(const std::string& name, int64_t begin, const at::Tensor& out) const {
+  const at::NoGradGuard no_grad;
+  for (const auto& [first, end, place] : impl_->of(name)) {
+    const int64_t from = std::max(begin, first), to = std::min(begin + out.numel(), end);
+    if (from >= to) continue;
+    const auto size = static_cast<std::size_t>(files::size_of(place->info().type));
+    const std::span<const std::byte> bytes = place->bytes().subspan(static_cast<std::size_t>(from - first) * size,
+                                                                    static_cast<std::size_t>(to - from) * size);
+    out.narrow(0, from - begin, to - from).copy_(files::tensor_over(bytes, place->info().type, {to - from}));
+  }
 }
 
 std::vector<StoredTensor> hf_contents(const CausalLM& model, const fs::path& dir) {

@@ -24,8 +24,8 @@ namespace neap::models {
 std::vector<std::pair<std::string, at::Tensor>> hf_views(const std::string& name, const at::Tensor& tensor);
 
 // Fills the parameters and buffers of `model`, converting to their dtype and device. Names and shapes are compared
-// first: missing, unexpected and misshapen tensors are one UserError that lists them, and then the model is unchanged.
-// Layers that predict further tokens (ModelConfig::mtp_layers) are left out, with a warning.
+// first: missing, unexpected, misshapen and integer tensors are one UserError that lists them, and then the model is
+// unchanged. Layers that predict further tokens (ModelConfig::mtp_layers) are left out, with a warning.
 void load_hf(CausalLM& model, const std::filesystem::path& dir);
 
 // A tensor of the file it lies in.
@@ -38,6 +38,25 @@ std::vector<StoredTensor> hf_contents(const CausalLM& model, const std::filesyst
 
 // The model that `dir` holds, on the device and in the dtype of `options` (default: float32 on the CPU).
 std::shared_ptr<CausalLM> model_from_hf(const std::filesystem::path& dir, at::TensorOptions options = {});
+
+// The weights of a directory, read piece by piece: by ranks that hold pieces of the model, which may lie on the meta
+// device. The files are mapped, so that of them nothing is read but what is asked for.
+class HfWeights {
+ public:
+  // Compares as load_hf() does: UserError that lists what does not fit.
+  HfWeights(const CausalLM& model, const std::filesystem::path& dir);
+  ~HfWeights();
+  HfWeights(const HfWeights&) = delete;
+  HfWeights& operator=(const HfWeights&) = delete;
+
+  // Copies elements begin, begin + 1, … of a parameter or buffer, in row-major order, into `out`: one-dimensional, of
+  // any dtype, on any device. REQUIRES: `name` as in named_parameters() or named_buffers(), and so many elements.
+  void read(const std::string& name, int64_t begin, const at::Tensor& out) const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 struct SaveOptions {
   Bytes max_shard = Bytes(int64_t{5} << 30);  // more than this is split into shards with an index

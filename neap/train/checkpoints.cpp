@@ -59,21 +59,22 @@ std::map<const void*, std::size_t> places_of(const ModelState& state) {
   return places;
 }
 
-// Parameters, moments, step counts and buffers, as views of what they are.
+// Parameters, what the optimizer remembers of them, and buffers, as views of what they are.
 std::vector<Piece> pieces_of(const ModelState& state) {
   std::vector<Piece> pieces = parameters_of(state);
   const std::map<const void*, std::size_t> places = places_of(state);
-  const AdamW& optimizer = state.optimizer;
+  const Optimizer& optimizer = state.optimizer;
   for (std::size_t i = 0; i < optimizer.parameters().size(); ++i) {
     const Piece parameter = pieces.at(places.at(optimizer.parameters()[i].unsafeGetTensorImpl()));
     const std::string name = parameter.name.substr(std::char_traits<char>::length(kParameterPrefix));
-    const AdamW::State& moments = optimizer.states()[i];
-    const auto add = [&](const char* what, const at::Tensor& values) {
-      pieces.push_back({what + name, parameter.full_size, parameter.begin, parameter.end, values.view({-1})});
-    };
-    add("adamw.exp_avg.", moments.exp_avg);
-    add("adamw.exp_avg_sq.", moments.exp_avg_sq);
-    pieces.push_back(checkpoint::whole("adamw.step." + name, moments.step));
+    for (const auto& [what, values] : optimizer.state_of(i)) {
+      std::string key = concat("optimizer.", what, '.', name);
+      if (values.dim() == 0) {  // a number; also the only element of a scalar parameter's moments
+        pieces.push_back(checkpoint::whole(std::move(key), values));
+      } else {
+        pieces.push_back({std::move(key), parameter.full_size, parameter.begin, parameter.end, values.view({-1})});
+      }
+    }
   }
   // Every rank has them whole, and the same.
   for (const auto& item : state.model.named_buffers()) {

@@ -1,6 +1,6 @@
 // The checkpoints of a run: what its state is, when it is saved, and how a run goes on from one.
 //
-// The state is parameters and buffers, the optimizer's moments and step counts, the generators of the CPU and of the
+// The state is parameters and buffers, what the optimizer remembers, the generators of the CPU and of the
 // device on each rank, and the numbers of steps and of sequences taken; the learning rate and the order of the data
 // follow from those. With it are the configuration and what the model and the data were, so that another run is told
 // from this one.
@@ -24,8 +24,8 @@
 
 #include "neap/checkpoint/reader.h"
 #include "neap/checkpoint/saver.h"
-#include "neap/train/adamw.h"
 #include "neap/train/config.h"
+#include "neap/train/optimizer.h"
 #include "neap/train/sequences.h"
 
 namespace torch::nn {
@@ -49,7 +49,7 @@ struct Taken {
 struct ModelState {
   torch::nn::Module& model;
   shard::Sharded* sharded = nullptr;  // of `model`, if it is in pieces
-  AdamW& optimizer;
+  Optimizer& optimizer;
   c10::Device device = c10::kCPU;
 };
 

@@ -25,6 +25,8 @@ enum class ZeroStage { kOptimizer, kGradients, kParameters };
 enum class GradientReduction { kAverage, kSum };
 enum class DeviceKind { kCpu, kSim, kCuda };
 enum class SimClock { kReal, kVirtual };
+enum class Dtype { kFloat32, kBfloat16 };
+enum class OptimType { kAdamW, kSgd };
 
 struct ModelSection {
   std::string path;
@@ -36,6 +38,7 @@ struct DataSection {
   DataFormat format = DataFormat::kAutomatic;
   TokenType token_type = TokenType::kUint16;
   bool shuffle = true;
+  std::string eval;  // held-out data; empty = none
 };
 
 struct TrainSection {
@@ -46,12 +49,20 @@ struct TrainSection {
   int64_t seed = 0;
   NonFinite non_finite = NonFinite::kStop;
   double expert_bias_rate = 1e-3;  // 0 = off
+  std::optional<int64_t> tokens;   // instead of steps; resolve_steps() turns it into them
+  Dtype dtype = Dtype::kFloat32;   // of forward and backward; parameters stay float32
+  double z_loss = 0;
+  int64_t eval_every = 0;    // steps; 0 = after the last one alone
+  int64_t eval_batches = 0;  // of each evaluation, over all ranks; 0 = all of data.eval
 };
 
 struct OptimSection {
+  OptimType type = OptimType::kAdamW;
   double lr = 3e-4;
   std::vector<double> betas = {0.9, 0.95};
   double eps = 1e-8;
+  double momentum = 0;  // of sgd
+  bool nesterov = false;
   double weight_decay = 0.1;
   Decay decay = Decay::kAll;
   Schedule schedule = Schedule::kCosine;
@@ -74,6 +85,7 @@ struct DeviceSection {
   Bytes hbm_per_s = Bytes(1'500'000'000'000);
   int64_t launch_ns = 4'000;
   bool hazard_check = false;
+  std::optional<double> peak_flops;  // of one device, a second; none = unknown, on sim gflops
 };
 
 struct OffloadSection {
@@ -99,6 +111,8 @@ struct ParallelSection {
   ZeroStage stage = ZeroStage::kParameters;
   bool comm_fusion = true;
   GradientReduction reduce_op = GradientReduction::kAverage;
+  Dtype reduce_dtype = Dtype::kFloat32;  // of gradients while ranks add them up
+  Dtype output_dtype = Dtype::kFloat32;  // of the loss
   int64_t timeout_ns = 300'000'000'000;
 
   bool operator==(const ParallelSection&) const = default;
@@ -113,9 +127,19 @@ struct CheckpointSection {
   bool export_model = false;
 };
 
+// What a block of another system (foreign_blocks.h) asks of the model, checked when its number of layers is known.
+struct LayerDemand {
+  std::string key;      // of ours, for which it was asked
+  std::string place;    // "run.yaml:12, swap.layer_swap[0].layers"
+  std::string written;  // "0-10"
+  int64_t last = -1;    // there must be this layer, …
+  int64_t ahead = 0;    // … and one that comes so many later
+};
+
 struct LogSection {
   std::string dir;  // empty = runs/<name of the run file>
   bool trace = false;
+  bool tensorboard = false;
 };
 
 struct RunConfig {
@@ -129,6 +153,9 @@ struct RunConfig {
   ParallelSection parallel;
   CheckpointSection checkpoint;
   LogSection log;
+
+  // Not of a section: left by the blocks of other systems.
+  std::vector<LayerDemand> demands;
 };
 
 }  // namespace neap::train

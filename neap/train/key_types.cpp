@@ -90,6 +90,34 @@ std::string trimmed(std::string_view text) {
   return std::string(text.substr(first, text.find_last_not_of(' ') - first + 1));
 }
 
+struct Optional {
+  std::string type, expected;
+  std::string none;  // the word for no value
+};
+
+// `parse` returns nothing for what the key does not take.
+template <class T, class Parse, class Format>
+Key optional_key(std::string path, Access<std::optional<T>> at, const Optional& words, Parse parse, Format format,
+                 std::string help) {
+  Key key{.path = path,
+          .type = words.type + " or " + words.none,
+          .range = "",
+          .help = std::move(help),
+          .set = {},
+          .show = {}};
+  key.set = [path, at, words, parse](RunConfig& config, const RawValue& raw) {
+    const std::string& text = scalar(path, raw, words.expected);
+    const std::optional<T> value = text == words.none ? std::nullopt : parse(text);
+    if (text != words.none && !value) throw_bad_value(path, raw, words.expected);
+    at(config) = value;
+  };
+  key.show = [at, words, format](const RunConfig& config) {
+    const std::optional<T> value = at(const_cast<RunConfig&>(config));
+    return value ? format(*value) : words.none;
+  };
+  return key;
+}
+
 }  // namespace
 
 void throw_bad_value(const std::string& path, const RawValue& raw, const std::string& expected) {
@@ -226,18 +254,35 @@ Key optional_bytes_key(std::string path, Access<std::optional<Bytes>> at, std::s
 Key optional_integer_key(std::string path, Access<std::optional<int>> at, std::string none, std::string help) {
   constexpr int kLargest = 1'000'000;
   const std::string expected = "an integer from 0 to " + std::to_string(kLargest) + ", or " + none;
-  Key key{.path = path, .type = "integer or " + none, .range = "", .help = std::move(help), .set = {}, .show = {}};
-  key.set = [=](RunConfig& config, const RawValue& raw) {
-    const std::string& text = scalar(path, raw, expected);
-    const auto value = parse_integer(text);
-    if (text != none && (!value || *value < 0 || *value > kLargest)) throw_bad_value(path, raw, expected);
-    at(config) = text == none ? std::nullopt : std::optional(static_cast<int>(*value));
-  };
-  key.show = [=](const RunConfig& config) {
-    const auto value = at(const_cast<RunConfig&>(config));
-    return value ? std::to_string(*value) : none;
-  };
-  return key;
+  return optional_key<int>(
+      std::move(path), std::move(at), {.type = "integer", .expected = expected, .none = std::move(none)},
+      [](const std::string& text) -> std::optional<int> {
+        const auto value = parse_integer(text);
+        return value && *value >= 0 && *value <= kLargest ? std::optional(static_cast<int>(*value)) : std::nullopt;
+      },
+      [](int value) { return std::to_string(value); }, std::move(help));
+}
+
+Key optional_count_key(std::string path, Access<std::optional<int64_t>> at, std::string none, std::string help) {
+  const std::string expected = "an integer of at least 1, or " + none;
+  return optional_key<int64_t>(
+      std::move(path), std::move(at), {.type = "integer from 1", .expected = expected, .none = std::move(none)},
+      [](const std::string& text) {
+        const auto value = parse_integer(text);
+        return value && *value >= 1 ? value : std::nullopt;
+      },
+      [](int64_t value) { return std::to_string(value); }, std::move(help));
+}
+
+Key optional_number_key(std::string path, Access<std::optional<double>> at, std::string none, std::string help) {
+  const std::string expected = "a number above 0, or " + none;
+  return optional_key<double>(
+      std::move(path), std::move(at), {.type = "number above 0", .expected = expected, .none = std::move(none)},
+      [](const std::string& text) {
+        const auto value = parse_number(text);
+        return value && *value > 0 ? value : std::nullopt;
+      },
+      [](double value) { return format_number(value); }, std::move(help));
 }
 
 Key rate_key(std::string path, Access<Bytes> at, std::string help) {

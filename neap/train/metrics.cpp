@@ -14,6 +14,21 @@ double median(std::vector<double> values) {
   return (*middle + *std::max_element(values.begin(), middle)) / 2;
 }
 
+// Without the first, which also warms up, unless it is the only one.
+double warm_median(std::vector<double> values) {
+  if (values.size() > 1) values.erase(values.begin());
+  return median(std::move(values));
+}
+
+// Of the steps that have the value.
+std::optional<double> median_of(const std::vector<StepMetrics>& steps, std::optional<double> StepMetrics::*member) {
+  std::vector<double> values;
+  for (const StepMetrics& step : steps) {
+    if (step.*member) values.push_back(*(step.*member));
+  }
+  return values.empty() ? std::nullopt : std::optional(warm_median(std::move(values)));
+}
+
 }  // namespace
 
 const char* to_string(RunStatus status) {
@@ -35,18 +50,34 @@ const char* to_string(RunStatus status) {
 double RunSummary::step_ms() const {
   std::vector<double> times;
   for (const StepMetrics& step : steps) times.push_back(step.step_ms);
-  if (times.size() > 1) times.erase(times.begin());
-  return median(std::move(times));
+  return warm_median(std::move(times));
 }
 
-std::optional<double> RunSummary::device_step_ms() const {
-  std::vector<double> times;
-  for (const StepMetrics& step : steps) {
-    if (step.device_step_ms) times.push_back(*step.device_step_ms);
+std::optional<double> RunSummary::device_step_ms() const { return median_of(steps, &StepMetrics::device_step_ms); }
+std::optional<double> RunSummary::mfu() const { return median_of(steps, &StepMetrics::mfu); }
+
+std::optional<double> RunSummary::eval_loss() const {
+  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+    if (step->eval_loss) return step->eval_loss;
   }
-  if (times.empty()) return std::nullopt;
-  if (times.size() > 1) times.erase(times.begin());
-  return median(std::move(times));
+  return std::nullopt;
+}
+
+std::vector<std::pair<std::string_view, double>> scalars(const StepMetrics& m) {
+  std::vector<std::pair<std::string_view, double>> out = {{"loss", m.loss},
+                                                          {"grad_norm", m.grad_norm},
+                                                          {"lr", m.lr},
+                                                          {"tokens_per_s", m.tokens_per_s()},
+                                                          {"step_ms", m.step_ms}};
+  if (m.device_step_ms) out.emplace_back("device_step_ms", *m.device_step_ms);
+  if (m.device_peak) out.emplace_back("device_peak", static_cast<double>(m.device_peak->count));
+  if (m.mfu) out.emplace_back("mfu", *m.mfu);
+  if (m.eval_loss) out.emplace_back("eval_loss", *m.eval_loss);
+  if (m.host_bytes.count > 0) {
+    out.emplace_back("host_bytes", static_cast<double>(m.host_bytes.count));
+    out.emplace_back("late_reloads", static_cast<double>(m.late_reloads));
+  }
+  return out;
 }
 
 StepMetrics RunSummary::totals() const {

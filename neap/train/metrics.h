@@ -7,6 +7,8 @@
 #include <fstream>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "neap/base/bytes.h"
@@ -35,7 +37,10 @@ struct StepMetrics {
   std::optional<double> device_step_ms;  // on the device's own clock, where it has one (sim): of all work of the step
   std::optional<Bytes> device_peak;
   std::optional<PeakParts> peak_parts;
-  bool skipped = false;  // not finite, and train.non_finite is skip
+  std::optional<double> mfu;        // model FLOPs done, of those that the devices could have done; none = unknown
+  std::optional<double> eval_loss;  // on data.eval after this step
+  double eval_ms = 0;               // how long that took, on the host's clock; not part of step_ms
+  bool skipped = false;             // not finite, and train.non_finite is skip
 
   // From the offload engine; zeros without one.
   Bytes host_bytes;  // held by the host pool
@@ -72,9 +77,14 @@ struct RunSummary {
   StepMetrics totals() const;  // bytes, late reloads, waits, reruns; the largest drops and bytes not kept
   // The step with the largest peak; null when none was measured.
   const StepMetrics* fullest_step() const;
+  std::optional<double> mfu() const;        // median, as of times
+  std::optional<double> eval_loss() const;  // the latest
   // Measured over planned drop of the peak; empty when nothing was planned.
   std::optional<double> ratio() const;
 };
+
+// The numbers of a step that make curves, by their names in metrics.jsonl.
+std::vector<std::pair<std::string_view, double>> scalars(const StepMetrics& metrics);
 
 // One JSON object; a number that is not finite becomes null, as JSON has no word for it.
 std::string to_json_line(const StepMetrics& metrics);

@@ -1,18 +1,21 @@
-// AdamW and clipping against PyTorch's own classes.
+// AdamW, SGD and clipping against PyTorch's own classes.
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/abs.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 
 #include <cmath>
 #include <limits>
 
 #include "neap/train/adamw.h"
 #include "neap/train/clip.h"
+#include "neap/train/sgd.h"
 
 namespace neap::train {
 namespace {
@@ -111,6 +114,73 @@ TEST(AdamW, MatricesAloneDecayOnRequest) {
   adamw.step(0.1);
   EXPECT_TRUE(at::equal(matrix.detach(), at::full({2, 2}, 1.0F - 0.1F * 0.5F)));
   EXPECT_TRUE(at::equal(vector.detach(), at::full({2}, 1.0F)));
+}
+
+struct SgdCase {
+  double momentum;
+  bool nesterov;
+  double weight_decay;
+};
+
+class SgdTest : public ::testing::TestWithParam<SgdCase> {};
+
+TEST_P(SgdTest, AgreesWithTorchOptimWithinRounding) {
+  const SgdCase& c = GetParam();
+  std::vector<at::Tensor> ours = random_parameters();
+  std::vector<at::Tensor> theirs = copy_of(ours);
+  Sgd sgd(ours, {.momentum = c.momentum, .nesterov = c.nesterov, .weight_decay = c.weight_decay});
+  torch::optim::SGD reference(
+      theirs, torch::optim::SGDOptions(1e-2).momentum(c.momentum).nesterov(c.nesterov).weight_decay(c.weight_decay));
+  for (int step = 0; step < 10; ++step) {
+    set_random_gradients(ours, theirs);
+    sgd.step(1e-2);
+    reference.step();
+  }
+  EXPECT_LT(largest_difference(ours, theirs), 1e-6);
+  EXPECT_GT(largest_difference(ours, random_parameters()), 1e-2);
+  EXPECT_EQ(sgd.state_bytes() > Bytes(0), c.momentum > 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SgdTest,
+                         ::testing::Values(SgdCase{0, false, 0}, SgdCase{0.9, false, 0}, SgdCase{0.9, true, 0.1},
+                                           SgdCase{0, false, 0.1}));
+
+TEST(Sgd, MatricesAloneDecayOnRequest) {
+  at::Tensor matrix = at::full({2, 2}, 1.0).set_requires_grad(true);
+  at::Tensor vector = at::full({2}, 1.0).set_requires_grad(true);
+  Sgd sgd({matrix, vector}, {.weight_decay = 0.5, .decay = Decay::kMatrices});
+  for (at::Tensor* p : {&matrix, &vector}) p->mutable_grad() = at::zeros_like(*p);
+  sgd.step(0.1);
+  EXPECT_FLOAT_EQ(matrix[0][0].item<float>(), 0.95F);
+  EXPECT_EQ(vector[0].item<float>(), 1.0F);
+}
+
+TEST(Optimizer, ItsStateCanBeWrittenTo) {
+  std::vector<at::Tensor> parameters = random_parameters();
+  std::vector<at::Tensor> copies = copy_of(parameters);
+  for (const OptimType type : {OptimType::kAdamW, OptimType::kSgd}) {
+    OptimSection section;
+    section.type = type;
+    section.momentum = type == OptimType::kSgd ? 0.9 : 0;
+    const auto first = make_optimizer(section, parameters);
+    set_random_gradients(parameters, copies);
+    first->step(1e-2);
+    const auto second = make_optimizer(section, copies);
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      copies[i].copy_(parameters[i]);
+      const auto from = first->state_of(i), to = second->state_of(i);
+      ASSERT_EQ(from.size(), to.size());
+      for (size_t k = 0; k < from.size(); ++k) {
+        EXPECT_EQ(from[k].first, to[k].first);
+        at::Tensor(to[k].second).copy_(from[k].second);
+      }
+    }
+    set_random_gradients(parameters, copies);
+    first->step(1e-2);
+    second->step(1e-2);
+    for (size_t i = 0; i < parameters.size(); ++i) EXPECT_TRUE(at::equal(parameters[i], copies[i])) << i;
+  }
 }
 
 TEST(AdamW, LeavesOutFrozenRepeatedAndUntouchedParameters) {

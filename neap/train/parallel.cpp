@@ -4,6 +4,7 @@
 #include <ATen/ops/stack.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "neap/base/error.h"
 
@@ -20,6 +21,10 @@ shard::Stage stage_of(ZeroStage stage) {
       break;
   }
   return shard::Stage::kParameters;
+}
+
+std::optional<c10::ScalarType> other_than_float32(Dtype dtype) {
+  return dtype == Dtype::kBfloat16 ? std::optional(at::kBFloat16) : std::nullopt;
 }
 
 }  // namespace
@@ -40,8 +45,11 @@ comm::Mesh mesh_of(const ParallelSection& parallel, int world, int rank) {
   return {world, rank, options};
 }
 
-shard::Options shard_options(const ParallelSection& parallel, int world) {
+shard::Options shard_options(const ParallelSection& parallel, Dtype compute, int world) {
   shard::Options options;
+  options.param_dtype = other_than_float32(compute);
+  options.reduce_dtype = parallel.reduce_dtype == Dtype::kBfloat16 ? at::kBFloat16 : at::kFloat;
+  options.output_dtype = other_than_float32(parallel.output_dtype);
   options.comm_fusion = parallel.comm_fusion;
   options.stage = stage_of(parallel.stage);
   // Each rank's loss carries the weight of its tokens among all of them already, so the sum is the mean.

@@ -27,8 +27,9 @@ struct Ranks {
 // UserError when shard × replicate is not the number of ranks.
 comm::Mesh mesh_of(const ParallelSection& parallel, int world, int rank);
 
-// For losses that are divided by the tokens of all ranks.
-shard::Options shard_options(const ParallelSection& parallel, int world);
+// For losses that are divided by the tokens of all ranks. `compute`: the dtype of forward and backward, over float32
+// pieces.
+shard::Options shard_options(const ParallelSection& parallel, Dtype compute, int world);
 
 struct Exchanged {
   double loss = 0;    // of all ranks, float32: added up in the order of the micro-batches

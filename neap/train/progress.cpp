@@ -21,6 +21,8 @@ std::string number(double value, std::chars_format format, int digits) {
   return {text.data(), end};
 }
 
+std::string percent(double part) { return fixed(100 * part, 1) + "%"; }
+
 std::string scientific(double value, int digits) { return number(value, std::chars_format::scientific, digits); }
 
 }  // namespace
@@ -73,8 +75,10 @@ std::string step_line(const StepMetrics& m, int64_t steps) {
       concat("step ", m.step, "/", steps, "  loss ", fixed(m.loss, 4), "  grad_norm ", fixed(m.grad_norm, 3), "  lr ",
              scientific(m.lr, 2), "  ", fixed(m.tokens_per_s(), 0), " tok/s  step ", format_ms(m.step_ms));
   if (m.device_step_ms) out += " (device " + format_ms(*m.device_step_ms) + ")";
+  if (m.mfu) out += "  mfu " + percent(*m.mfu);
   if (m.device_peak) out += "  peak " + to_string(*m.device_peak);
   if (m.host_bytes.count > 0) out += concat("  host ", m.host_bytes, "  late ", m.late_reloads);
+  if (m.eval_loss) out += "  eval_loss " + fixed(*m.eval_loss, 4) + " (" + format_ms(m.eval_ms) + ")";
   if (m.skipped) out += "  SKIPPED: not finite";
   return out;
 }
@@ -87,8 +91,10 @@ std::string final_table(const RunSummary& summary) {
   if (!summary.steps.empty()) {
     row("loss", fixed(summary.steps.front().loss, 4) + " → " + fixed(summary.steps.back().loss, 4));
   }
+  if (const auto loss = summary.eval_loss()) row("loss on data.eval", fixed(*loss, 4));
   row("step time", format_ms(summary.step_ms()));
   if (const auto device = summary.device_step_ms()) row("step time on device", format_ms(*device));
+  if (const auto mfu = summary.mfu()) row("model FLOPs done", percent(*mfu) + " of what the devices can do");
   if (summary.peak) {
     row("device peak", to_string(*summary.peak) + (summary.capacity ? " of " + to_string(*summary.capacity) : ""));
   }

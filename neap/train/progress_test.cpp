@@ -88,5 +88,23 @@ TEST(Progress, TheFinalTableSaysWhatRecomputationDid) {
   EXPECT_THAT(final_table(summary), HasSubstr("8 units, 3.00 MiB not kept in a step"));
 }
 
+TEST(Progress, ShowsUtilisationAndTheLossOnHeldOutDataWhereKnown) {
+  StepMetrics metrics = step(1, 3.5, 100);
+  EXPECT_THAT(step_line(metrics, 2), Not(HasSubstr("mfu")));
+  metrics.mfu = 0.4123;
+  metrics.eval_loss = 3.25;
+  metrics.eval_ms = 12;
+  EXPECT_THAT(step_line(metrics, 2), HasSubstr("  mfu 41.2%"));
+  EXPECT_THAT(step_line(metrics, 2), HasSubstr("  eval_loss 3.2500 (12.0 ms)"));
+  RunSummary summary = two_steps();
+  EXPECT_THAT(final_table(summary), Not(HasSubstr("loss on data.eval")));
+  summary.steps[0].eval_loss = 9;
+  EXPECT_EQ(summary.eval_loss(), 9);
+  summary.steps[1].eval_loss = 3.25;
+  summary.steps[1].mfu = 0.5;
+  EXPECT_THAT(final_table(summary), HasSubstr("loss on data.eval       3.2500"));
+  EXPECT_THAT(final_table(summary), HasSubstr("50.0% of what the devices can do"));
+}
+
 }  // namespace
 }  // namespace neap::train

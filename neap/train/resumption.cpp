@@ -14,13 +14,16 @@
 namespace neap::train {
 
 bool may_change(std::string_view key) {
-  // A gradient that is a sum instead of a mean is another run.
-  if (key == "parallel.reduce_op") return false;
+  // A gradient that is a sum instead of a mean, or added up in another precision, is another run.
+  constexpr std::array<std::string_view, 3> kNumbers = {"parallel.reduce_op", "parallel.reduce_dtype",
+                                                        "parallel.output_dtype"};
+  if (std::ranges::find(kNumbers, key) != kNumbers.end()) return false;
   constexpr std::array<std::string_view, 6> kSections = {"device.",   "offload.",    "recompute.",
                                                          "parallel.", "checkpoint.", "log."};
   // The model and the data are compared by what they are, not by where they lie.
-  constexpr std::array<std::string_view, 7> kKeys = {
-      "model.path", "model.init", "data.path", "train.steps", "train.batch", "train.accumulation", "train.non_finite"};
+  constexpr std::array<std::string_view, 11> kKeys = {
+      "model.path",  "model.init",         "data.path",        "data.eval",        "train.steps",       "train.tokens",
+      "train.batch", "train.accumulation", "train.non_finite", "train.eval_every", "train.eval_batches"};
   return std::ranges::find(kKeys, key) != kKeys.end() ||
          std::ranges::any_of(kSections, [&](std::string_view section) { return key.starts_with(section); });
 }

@@ -2,13 +2,16 @@
 
 #include <c10/util/accumulate.h>
 
+#include <chrono>
 #include <fstream>
 #include <memory>
 #include <optional>
 
+#include "neap/autograd/named_hook_points.h"
 #include "neap/base/error.h"
 #include "neap/base/log.h"
 #include "neap/comm/failure.h"
+#include "neap/comm/launch.h"
 #include "neap/comm/world.h"
 #include "neap/device/device.h"
 #include "neap/models/causal_lm.h"
@@ -17,14 +20,19 @@
 #include "neap/recompute/recompute.h"
 #include "neap/shard/fully_shard.h"
 #include "neap/trace/chrome_json.h"
-#include "neap/train/adamw.h"
 #include "neap/train/checkpoints.h"
+#include "neap/train/evaluation.h"
 #include "neap/train/expert_balance.h"
+#include "neap/train/flops.h"
+#include "neap/train/foreign_blocks.h"
 #include "neap/train/model_directory.h"
+#include "neap/train/model_in_pieces.h"
+#include "neap/train/optimizer.h"
 #include "neap/train/parallel.h"
 #include "neap/train/progress.h"
 #include "neap/train/schema.h"
 #include "neap/train/sequences.h"
+#include "neap/train/tensorboard_file.h"
 #include "neap/train/token_file.h"
 #include "neap/train/trainer.h"
 
@@ -34,11 +42,31 @@ namespace {
 namespace fs = std::filesystem;
 using neap::internal::concat;
 
+template <class Section>
+std::vector<std::string> patterns_of(const Section& section) {
+  std::vector<std::string> patterns = section.modules;
+  patterns.insert(patterns.end(), section.layers.begin(), section.layers.end());
+  return patterns;
+}
+
+// Chooses units in a model without memory, to find out before the run begins whether they exist.
+void check_units(const RunConfig& config, models::CausalLM& model) {
+  if (config.offload.options.mode != offload::Mode::kOff) {
+    const auto units = autograd::select_hook_points(model, patterns_of(config.offload), "offload");
+    offload::validate(config.offload.options, static_cast<int64_t>(units.size()));
+  }
+  if (config.recompute.mode != RecomputeMode::kNone) {
+    autograd::select_hook_points(model, patterns_of(config.recompute), "recompute");
+  }
+}
+
 // The input, looked at before anything large is allocated.
 struct Input {
   models::ModelConfig model;
   TokenFile tokens;
   Sequences sequences;
+  std::optional<TokenFile> eval_tokens;
+  std::optional<Sequences> eval_sequences;
 
   explicit Input(const RunConfig& config)
       : model(models::ModelConfig::from_file(fs::path(config.model.path) / "config.json")),
@@ -49,34 +77,31 @@ struct Input {
     NEAP_CHECK(config.train.sequence <= model.max_position_embeddings, "[train.sequence] expected at most ",
                model.max_position_embeddings, ", the model's max_position_embeddings; found ", config.train.sequence);
     tokens.check_vocabulary(model.vocab_size);
+    if (!config.data.eval.empty()) {
+      eval_tokens.emplace(TokenFile::open(config.data.eval, config.data.format, config.data.token_type));
+      eval_tokens->check_vocabulary(model.vocab_size);
+      eval_sequences.emplace(*eval_tokens,
+                             Sequences::Options{.length = config.train.sequence, .shuffle = false, .seed = 0});
+    }
+    check_demands(config.demands, model.num_hidden_layers);
+    const auto skeleton = model_without_memory(model);
+    check_units(config, *skeleton);
+    if (config.model.init == Init::kPretrained) const models::HfWeights fit(*skeleton, config.model.path);
   }
 };
 
-template <class Section>
-std::vector<std::string> patterns_of(const Section& section) {
-  std::vector<std::string> patterns = section.modules;
-  patterns.insert(patterns.end(), section.layers.begin(), section.layers.end());
-  return patterns;
-}
-
 comm::World* world_of(const Shell& shell) { return shell.ranks == nullptr ? nullptr : &shell.ranks->world; }
+int64_t ranks_of(const Shell& shell) { return shell.ranks == nullptr ? 1 : shell.ranks->mesh.world(); }
 fs::path export_directory(const RunConfig& config) { return fs::path(config.log.dir) / "hf"; }
-
 bool writes(const Shell& shell) { return shell.ranks == nullptr || shell.ranks->world.rank() == 0; }
 
 // What lies on the device for the whole run.
 class Assembly {
  public:
   Assembly(const RunConfig& config, const Input& input, const Shell& shell)
-      : config_(config), device_(device::Device::of(shell.device)) {
+      : config_(config), device_(device::Device::of(shell.device)), ranks_(shell.ranks) {
+    if (ranks_ == nullptr && config.train.dtype != Dtype::kFloat32) be_one_rank();
     guarded("loading the model", [&] { load_model(input); });
-    if (shell.ranks != nullptr) {
-      comm::World& world = shell.ranks->world;
-      guarded("sharding the model", [&] {
-        sharded_.emplace(
-            shard::fully_shard(*model_, world.groups(shell.ranks->mesh), shard_options(config.parallel, world.size())));
-      });
-    }
     if (config.offload.options.mode != offload::Mode::kOff) {
       engine_.emplace(config.offload.options, offload::Resources{.pool = nullptr, .recorder = shell.recorder});
       engine_->attach(*model_, patterns_of(config.offload));
@@ -93,11 +118,11 @@ class Assembly {
     }
     guarded("allocating the optimizer's state", [&] { make_optimizer(); });
     // A rank that could not get here is missed now, not by a collective of a device, which waits for it to connect.
-    if (shell.ranks != nullptr) shell.ranks->world.all().barrier("the model").wait();
+    if (ranks_ != nullptr) ranks_->world.all().barrier("the model").wait();
   }
 
   device::Device& device() { return device_; }
-  AdamW& optimizer() { return *optimizer_; }
+  Optimizer& optimizer() { return *optimizer_; }
   offload::Engine* engine() { return engine_ ? &*engine_ : nullptr; }
   recompute::Recompute* recompute() { return recompute_ ? &*recompute_ : nullptr; }
   ExpertBalance* experts() { return balance_ ? &*balance_ : nullptr; }
@@ -105,6 +130,7 @@ class Assembly {
   ModelState state() {
     return {.model = *model_, .sharded = sharded(), .optimizer = *optimizer_, .device = device_.c10_device()};
   }
+  comm::World* world() { return ranks_ != nullptr ? &ranks_->world : nullptr; }
   // Of the whole model.
   int64_t parameter_count() {
     int64_t count = 0;
@@ -115,21 +141,53 @@ class Assembly {
     for (const shard::Shard& shard : sharded_->shards()) count += c10::multiply_integers(shard.full_size);
     return count;
   }
-  Trainer::Loss loss() {
-    return [model = model_, sharded = sharded()](const at::Tensor& inputs, const at::Tensor& labels, double divisor) {
+  Trainer::Loss loss(double z_loss) {
+    return [model = model_, sharded = sharded(), z_loss](const at::Tensor& inputs, const at::Tensor& labels,
+                                                         double divisor) {
       models::LossOptions options;
+      options.z_loss = z_loss;
       options.divisor = divisor;
       const auto forward = [&] { return model->loss(inputs, labels, options); };
       return sharded != nullptr ? sharded->run(forward) : forward();
     };
   }
 
+  // Running out of the device's memory in `function` becomes the report of what holds it.
+  template <class Function>
+  void guarded(const std::string& when, Function&& function) {
+    device_.reset_peak();
+    try {
+      function();
+    } catch (const std::exception& error) {
+      const auto reason = out_of_memory_text(error);
+      if (!reason) throw;
+      const auto parameters = model_ ? model_->parameters() : std::vector<at::Tensor>();
+      const Bytes optimizer = optimizer_ ? optimizer_->state_bytes() : Bytes(0);
+      throw DeviceOutOfMemory({.when = when, .reason = *reason, .use = memory_use(parameters, optimizer, device_)});
+    }
+  }
+
  private:
+  // Mixed precision is a matter of how parameters are held, which shard does, also for one rank.
+  void be_one_rank() {
+    alone_ = comm::World::connect(comm::Launch{});
+    rank_of_one_.emplace(Ranks{*alone_, mesh_of({}, 1, 0)});
+    ranks_ = &*rank_of_one_;
+  }
+
   void load_model(const Input& input) {
+    const auto seed = static_cast<uint64_t>(config_.train.seed);
+    if (ranks_ != nullptr) {
+      model_ = model_without_memory(input.model);
+      comm::World& world = ranks_->world;
+      const shard::Options options = shard_options(config_.parallel, config_.train.dtype, world.size());
+      sharded_.emplace(
+          shard_and_fill(*model_, world.groups(ranks_->mesh), options, device_.c10_device(), config_.model, seed));
+      return;
+    }
     const at::TensorOptions options = at::TensorOptions().device(device_.c10_device()).dtype(at::kFloat);
-    model_ = config_.model.init == Init::kRandom
-                 ? models::make_model(input.model, options, static_cast<uint64_t>(config_.train.seed))
-                 : models::model_from_hf(config_.model.path, options);
+    model_ = config_.model.init == Init::kRandom ? models::make_model(input.model, options, seed)
+                                                 : models::model_from_hf(config_.model.path, options);
   }
 
   void make_optimizer() {
@@ -139,36 +197,21 @@ class Assembly {
         dimensions.push_back(static_cast<int64_t>(shard.full_size.size()));
       }
     }
-    const OptimSection& optim = config_.optim;
-    const AdamW::Options options{.beta1 = optim.betas[0],
-                                 .beta2 = optim.betas[1],
-                                 .eps = optim.eps,
-                                 .weight_decay = optim.weight_decay,
-                                 .decay = optim.decay};
-    optimizer_ = std::make_unique<AdamW>(sharded_ ? sharded_->parameters() : model_->parameters(), options, dimensions);
-  }
-
-  template <class Function>
-  void guarded(const char* when, Function&& function) {
-    device_.reset_peak();
-    try {
-      function();
-    } catch (const std::exception& error) {
-      const auto reason = out_of_memory_text(error);
-      if (!reason) throw;
-      const auto parameters = model_ ? model_->parameters() : std::vector<at::Tensor>();
-      throw DeviceOutOfMemory({.when = when, .reason = *reason, .use = memory_use(parameters, Bytes(0), device_)});
-    }
+    optimizer_ =
+        train::make_optimizer(config_.optim, sharded_ ? sharded_->parameters() : model_->parameters(), dimensions);
   }
 
   const RunConfig& config_;
   device::Device& device_;
+  std::unique_ptr<comm::World> alone_;  // of a rank alone that shards for its dtypes
+  std::optional<Ranks> rank_of_one_;
+  const Ranks* ranks_;  // null: nothing is sharded
   std::shared_ptr<models::CausalLM> model_;
   std::optional<shard::Sharded> sharded_;
   std::optional<offload::Engine> engine_;
   std::optional<recompute::Recompute> recompute_;
   std::optional<ExpertBalance> balance_;
-  std::unique_ptr<AdamW> optimizer_;
+  std::unique_ptr<Optimizer> optimizer_;
 };
 
 std::string device_name(const RunConfig& config) {
@@ -187,8 +230,8 @@ std::string device_name(const RunConfig& config) {
 
 std::string model_line(const Input& input, const RunConfig& config, Assembly& assembly) {
   return concat("model   ", config.model.path, " (", input.model.architecture(), ", ",
-                fixed(static_cast<double>(assembly.parameter_count()) * 1e-6, 1), " M parameters, float32) on ",
-                device_name(config));
+                fixed(static_cast<double>(assembly.parameter_count()) * 1e-6, 1), " M parameters, float32",
+                config.train.dtype == Dtype::kBfloat16 ? ", computing in bfloat16" : "", ") on ", device_name(config));
 }
 
 void print_heading(const Input& input, const RunConfig& config, const Shell& shell, Assembly& assembly,
@@ -198,14 +241,11 @@ void print_heading(const Input& input, const RunConfig& config, const Shell& she
             << "data    " << config.data.path << ": " << input.tokens.size() << " tokens, "
             << input.sequences.per_epoch() << " sequences of " << train.sequence << '\n'
             << "step    ";
-  int64_t ranks = 1;
-  if (shell.ranks != nullptr) {
-    ranks = shell.ranks->mesh.world();
-    shell.out << ranks << " ranks × ";
-  }
+  const int64_t ranks = ranks_of(shell);
+  if (shell.ranks != nullptr) shell.out << ranks << " ranks × ";
   shell.out << train.accumulation << " × " << train.batch << " × " << train.sequence << " = "
             << ranks * train.accumulation * train.batch * train.sequence << " tokens, " << train.steps << " steps\n";
-  if (shard::Sharded* sharded = assembly.sharded()) {
+  if (shard::Sharded* sharded = assembly.sharded(); sharded != nullptr && shell.ranks != nullptr) {
     shell.out << "ranks   " << shell.ranks->mesh.describe() << ", pieces of " << to_string(sharded->options().stage)
               << ", " << sharded->usage().shards << " of parameters on each\n";
   }
@@ -229,6 +269,7 @@ void warn_of_keys_without_effect(const RunConfig& config, const Shell& shell) {
   if (shell.ranks == nullptr && config.parallel != ParallelSection{}) {
     for (const Key& key : keys()) {
       if (!key.path.starts_with("parallel.") || key.show(config) == key.show(RunConfig{})) continue;
+      if (key.path.ends_with("_dtype") && config.train.dtype != Dtype::kFloat32) continue;
       log_warning(key.path, " has no effect: there is one rank; torchrun starts more");
     }
   }
@@ -254,9 +295,54 @@ std::optional<Bytes> capacity_of(const RunConfig& config, const device::Device& 
   return capacity ? std::optional(capacity->total) : std::nullopt;
 }
 
+// What the devices of one rank can do in a second; empty: unknown.
+std::optional<double> peak_flops(const DeviceSection& device) {
+  if (device.peak_flops || device.type != DeviceKind::kSim) return device.peak_flops;
+  return device.gflops * 1e9;
+}
+
+// Adds to a step what the trainer knows nothing of.
+class StepExtras {
+ public:
+  StepExtras(const RunConfig& config, const Input& input, const Shell& shell, Assembly& assembly)
+      : config_(config), assembly_(assembly), flops_per_token_(flops_per_token(input.model, config.train.sequence)) {
+    if (const auto peak = peak_flops(config.device)) {
+      peak_ = *peak * static_cast<double>(ranks_of(shell));
+    }
+    if (!input.eval_sequences) return;
+    evaluation_.emplace(Evaluation::Parts{.loss = assembly.loss(/*z_loss=*/0),
+                                          .sequences = *input.eval_sequences,
+                                          .device = assembly.device(),
+                                          .world = assembly.world(),
+                                          .sharded = assembly.sharded()},
+                        config.train);
+  }
+
+  void add_to(StepMetrics& metrics) {
+    const double seconds = metrics.device_step_ms.value_or(metrics.step_ms) * 1e-3;
+    if (peak_ && seconds > 0) {
+      metrics.mfu = flops_per_token_ * static_cast<double>(metrics.tokens) / seconds / *peak_;
+    }
+    const int64_t every = config_.train.eval_every;
+    const bool due = metrics.step == config_.train.steps || (every > 0 && metrics.step % every == 0);
+    if (!evaluation_ || !due) return;
+    const auto begin = std::chrono::steady_clock::now();
+    assembly_.guarded(concat("the evaluation after step ", metrics.step),
+                      [&] { metrics.eval_loss = evaluation_->loss(); });
+    metrics.eval_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+  }
+
+ private:
+  const RunConfig& config_;
+  Assembly& assembly_;
+  const double flops_per_token_;
+  std::optional<double> peak_;
+  std::optional<Evaluation> evaluation_;
+};
+
 Trainer::Parts trainer_parts(const RunConfig& config, const Shell& shell, Assembly& assembly, const Input& input,
                              Taken start) {
-  return {.loss = assembly.loss(),
+  return {.loss = assembly.loss(config.train.z_loss),
           .sequences = input.sequences,
           .optimizer = assembly.optimizer(),
           .rate = LearningRate(config.optim, config.train.steps),
@@ -266,7 +352,7 @@ Trainer::Parts trainer_parts(const RunConfig& config, const Shell& shell, Assemb
           .experts = assembly.experts(),
           .recorder = shell.recorder,
           .device_has_clock = shell.device_has_clock,
-          .world = world_of(shell),
+          .world = assembly.world(),
           .sharded = assembly.sharded(),
           .stop_requested = shell.stop_requested,
           .steps_done = start.steps,
@@ -276,9 +362,12 @@ Trainer::Parts trainer_parts(const RunConfig& config, const Shell& shell, Assemb
 void take_steps(const RunConfig& config, const Shell& shell, const fs::path& dir, Assembly& assembly,
                 const Input& input, Checkpoints& checkpoints, RunSummary& summary) {
   std::optional<MetricsFile> metrics_file;
+  std::optional<TensorBoardFile> events;
   if (writes(shell)) metrics_file.emplace(dir / "metrics.jsonl", checkpoints.start().steps);
+  if (writes(shell) && config.log.tensorboard) events.emplace(dir);
   Trainer trainer(trainer_parts(config, shell, assembly, input, checkpoints.start()), config.train, config.optim.clip);
   const auto taken = [&] { return Taken{.steps = trainer.steps_done(), .sequences = trainer.sequences_done()}; };
+  StepExtras extras(config, input, shell, assembly);
   Progress progress(shell.out, shell.terminal, config.train.steps);
   // Several ranks have to stop at the same step.
   const auto stops = [&] {
@@ -289,8 +378,10 @@ void take_steps(const RunConfig& config, const Shell& shell, const fs::path& dir
       summary.status = RunStatus::kInterrupted;
       break;
     }
-    const StepMetrics metrics = trainer.step();
+    StepMetrics metrics = trainer.step();
+    extras.add_to(metrics);
     if (metrics_file) metrics_file->write(metrics);
+    if (events) events->scalars(metrics.step, scalars(metrics));
     progress.step(metrics);
     if (metrics.device_peak) summary.peak = std::max(summary.peak.value_or(Bytes(0)), *metrics.device_peak);
     summary.steps.push_back(metrics);
@@ -350,7 +441,12 @@ fs::path make_run_directory(const RunConfig& config, bool resumed) {
   NEAP_CHECK(fs::is_directory(dir), "[log.dir] ", dir.string(), " cannot be made: ", status.message());
   // What an earlier run left would be mistaken for this one's.
   for (const char* name : {"summary.json", "trace.json"}) fs::remove(dir / name, status);
-  if (!resumed) fs::remove(dir / "metrics.jsonl", status);
+  if (!resumed) {
+    fs::remove(dir / "metrics.jsonl", status);
+    for (const auto& entry : fs::directory_iterator(dir)) {
+      if (entry.path().filename().string().starts_with("events.out.tfevents.")) fs::remove(entry.path(), status);
+    }
+  }
   write_file(dir / "config.yaml", to_yaml(config));
   return dir;
 }
@@ -365,7 +461,8 @@ void check_export(const RunConfig& config) {
 
 }  // namespace
 
-RunResult run(const RunConfig& config, const Shell& shell) {
+RunResult run(const RunConfig& given, const Shell& shell) {
+  const RunConfig config = resolve_steps(given, ranks_of(shell));
   warn_of_keys_without_effect(config, shell);
   const Input input(config);
   check_export(config);
@@ -395,7 +492,8 @@ RunResult run(const RunConfig& config, const Shell& shell) {
   return result;
 }
 
-RunResult dry_run(const RunConfig& config, const Shell& shell) {
+RunResult dry_run(const RunConfig& given, const Shell& shell) {
+  const RunConfig config = resolve_steps(given, ranks_of(shell));
   warn_of_keys_without_effect(config, shell);
   const Input input(config);
   check_export(config);

@@ -19,6 +19,11 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // The accessor of a key: config.SECTION.MEMBER.
 #define AT(section, member) [](RunConfig& c) -> decltype(auto) { return (c.section.member); }
 
+Key dtype_key(std::string path, Access<Dtype> at, std::string help) {
+  return choice_key<Dtype>(std::move(path), std::move(at),
+                           {{"float32", Dtype::kFloat32}, {"bfloat16", Dtype::kBfloat16}}, std::move(help));
+}
+
 void add_model_and_data(std::vector<Key>& out) {
   out.push_back(text_key("model.path", AT(model, path), true,
                          "Hugging Face directory: config.json, and model.safetensors or its sharded index."));
@@ -41,10 +46,16 @@ void add_model_and_data(std::vector<Key>& out) {
   out.push_back(
       boolean_key("data.shuffle", AT(data, shuffle),
                   "Sequences in a random order that train.seed and the epoch decide; false: as in the file."));
+  out.push_back(text_key("data.eval", AT(data, eval), false,
+                         "Held-out data of the same format, on which the loss is measured as train.eval_every says. "
+                         "Empty: none."));
 }
 
 void add_train(std::vector<Key>& out) {
   out.push_back(integer_key("train.steps", AT(train, steps), 1, 1'000'000'000, "Optimizer steps."));
+  out.push_back(optional_count_key("train.tokens", AT(train, tokens), "none",
+                                   "Instead of train.steps: as many steps as take in so many tokens, over all ranks. "
+                                   "The configuration that a run leaves has the steps."));
   out.push_back(integer_key("train.batch", AT(train, batch), 1, 1'000'000, "Sequences in one forward pass."));
   out.push_back(integer_key("train.sequence", AT(train, sequence), 1, 10'000'000, "Tokens in a sequence."));
   out.push_back(integer_key("train.accumulation", AT(train, accumulation), 1, 1'000'000,
@@ -58,14 +69,33 @@ void add_train(std::vector<Key>& out) {
                  "Models with experts: by how much a step moves the bias with which an expert is chosen, up if it had "
                  "fewer tokens "
                  "than the mean and down if more (arXiv 2412.19437, 2.1.2 and 4.2). 0 leaves the biases as they are."));
+  out.push_back(
+      dtype_key("train.dtype", AT(train, dtype),
+                "What forward and backward compute in. bfloat16: over float32 parameters, which the optimizer "
+                "steps; each layer is converted when it runs. On one rank, too."));
+  out.push_back(number_key("train.z_loss", AT(train, z_loss), 0, 1,
+                           "Adds so much of the square of logsumexp(logits) to each token's loss; 0: none."));
+  out.push_back(integer_key("train.eval_every", AT(train, eval_every), 0, 1'000'000'000,
+                            "Steps from one measurement on data.eval to the next; 0: after the last step alone. The "
+                            "last step always ends with one."));
+  out.push_back(integer_key("train.eval_batches", AT(train, eval_batches), 0, 1'000'000'000,
+                            "Batches of train.batch sequences that each measurement takes, over all ranks, from the "
+                            "beginning of data.eval; 0: all of it."));
 }
 
 void add_optim(std::vector<Key>& out) {
-  out.push_back(number_key("optim.lr", AT(optim, lr), 0, 1000, "Peak learning rate of AdamW."));
-  out.push_back(number_list_key("optim.betas", AT(optim, betas), 2, 0, 1, "Decay of the two running means."));
-  out.push_back(number_key("optim.eps", AT(optim, eps), 1e-30, 1, "Added to the root of the second mean."));
+  out.push_back(choice_key<OptimType>("optim.type", AT(optim, type),
+                                      {{"adamw", OptimType::kAdamW}, {"sgd", OptimType::kSgd}},
+                                      "adamw: AdamW; sgd: stochastic gradient descent, with momentum if asked for."));
+  out.push_back(number_key("optim.lr", AT(optim, lr), 0, 1000, "Peak learning rate."));
+  out.push_back(number_list_key("optim.betas", AT(optim, betas), 2, 0, 1, "adamw: decay of the two running means."));
+  out.push_back(number_key("optim.eps", AT(optim, eps), 1e-30, 1, "adamw: added to the root of the second mean."));
+  out.push_back(
+      number_key("optim.momentum", AT(optim, momentum), 0, 1, "sgd: decay of the running gradient; 0: none."));
+  out.push_back(boolean_key("optim.nesterov", AT(optim, nesterov), "sgd: look one step of the momentum ahead."));
   out.push_back(number_key("optim.weight_decay", AT(optim, weight_decay), 0, 1000,
-                           "Decoupled from the gradient: p -= lr * weight_decay * p."));
+                           "adamw: decoupled from the gradient, p -= lr * weight_decay * p. sgd: added to the "
+                           "gradient, g += weight_decay * p."));
   out.push_back(choice_key<Decay>("optim.decay", AT(optim, decay),
                                   {{"all", Decay::kAll}, {"matrices", Decay::kMatrices}},
                                   "Which parameters decay: all, as in torch.optim.AdamW, or only those of two or more "
@@ -104,6 +134,9 @@ void add_device(std::vector<Key>& out) {
   out.push_back(duration_key("device.launch", AT(device, launch_ns), "sim: host time to launch one kernel."));
   out.push_back(boolean_key("device.hazard_check", AT(device, hazard_check),
                             "sim: report use of memory that a queued copy still reads or writes."));
+  out.push_back(optional_number_key("device.peak_flops", AT(device, peak_flops), "automatic",
+                                    "Operations per second that one device can do, for the utilisation in metrics and "
+                                    "progress. automatic: device.gflops on sim, else unknown."));
 }
 
 void add_offload(std::vector<Key>& out) {
@@ -174,6 +207,12 @@ void add_parallel(std::vector<Key>& out) {
       {{"avg", GradientReduction::kAverage}, {"sum", GradientReduction::kSum}},
       "avg: gradients are means over all tokens of the step; sum: the sum of each rank's own mean, so larger by the "
       "number of ranks."));
+  out.push_back(
+      dtype_key("parallel.reduce_dtype", AT(parallel, reduce_dtype),
+                "In which gradients are held and added up over ranks and micro-batches. Also of one rank with "
+                "train.dtype: bfloat16."));
+  out.push_back(dtype_key("parallel.output_dtype", AT(parallel, output_dtype),
+                          "To which the loss is rounded; it is computed in float32."));
   out.push_back(duration_key("parallel.timeout", AT(parallel, timeout_ns),
                              "How long a rank waits for the others before the run ends with an error; at least 1ms."));
 }
@@ -202,6 +241,8 @@ void add_log(std::vector<Key>& out) {
                "Directory of metrics.jsonl, summary.json and trace.json. Empty: runs/ and the run file's name."));
   out.push_back(boolean_key("log.trace", AT(log, trace),
                             "Write trace.json (Perfetto, chrome://tracing): compute, copies, waits and memory."));
+  out.push_back(boolean_key("log.tensorboard", AT(log, tensorboard),
+                            "Write what metrics.jsonl has as events for TensorBoard, too: events.out.tfevents.*."));
 }
 
 #undef AT
@@ -227,6 +268,21 @@ std::string_view last_segment(std::string_view path) {
   return dot == std::string_view::npos ? path : path.substr(dot + 1);
 }
 
+void check_optim(const OptimSection& optim) {
+  NEAP_CHECK(!optim.nesterov || optim.momentum > 0,
+             "[optim.nesterov] expected optim.momentum above 0 beside it; found ", optim.momentum);
+  NEAP_CHECK(optim.type == OptimType::kSgd || (optim.momentum == 0 && !optim.nesterov),
+             "[optim.momentum] expected optim.type: sgd beside momentum; found adamw, whose running means optim.betas "
+             "describes");
+}
+
+void check_evaluation(const RunConfig& config) {
+  const bool asked = config.train.eval_every > 0 || config.train.eval_batches > 0;
+  NEAP_CHECK(!asked || !config.data.eval.empty(), "[",
+             config.train.eval_every > 0 ? "train.eval_every" : "train.eval_batches",
+             "] expected data.eval beside it: the held-out data; found none");
+}
+
 void check_recompute(const RecomputeSection& recompute) {
   const bool chosen = !recompute.modules.empty() || !recompute.layers.empty();
   NEAP_CHECK(recompute.mode != RecomputeMode::kSelective || chosen,
@@ -242,6 +298,11 @@ void check_parallel(const ParallelSection& parallel) {
   NEAP_CHECK(parallel.replicate != 0, "[parallel.replicate] expected a number of copies from 1, or automatic; found 0");
   NEAP_CHECK(parallel.timeout_ns >= 1'000'000, "[parallel.timeout] expected a time of at least 1ms; found ",
              parallel.timeout_ns, "ns");
+}
+
+void check_warmup(const RunConfig& config) {
+  NEAP_CHECK(config.optim.warmup <= config.train.steps, "[optim.warmup] expected at most train.steps, which is ",
+             config.train.steps, "; found ", config.optim.warmup);
 }
 
 std::string_view first_segment(std::string_view path) { return path.substr(0, path.find('.')); }
@@ -301,8 +362,10 @@ void throw_unknown_key(std::string_view path, std::string_view place) {
 void check(const RunConfig& config) {
   NEAP_CHECK(!config.model.path.empty(), "[model.path] this key is required: the directory of the model");
   NEAP_CHECK(!config.data.path.empty(), "[data.path] this key is required: the file of training data");
-  NEAP_CHECK(config.optim.warmup <= config.train.steps, "[optim.warmup] expected at most train.steps, which is ",
-             config.train.steps, "; found ", config.optim.warmup);
+  // Of train.tokens the number of ranks makes steps: resolve_steps().
+  if (!config.train.tokens) check_warmup(config);
+  check_optim(config.optim);
+  check_evaluation(config);
   check_recompute(config.recompute);
   check_parallel(config.parallel);
   if (config.device.type == DeviceKind::kSim) {
@@ -311,6 +374,15 @@ void check(const RunConfig& config) {
   } else if (config.device.type == DeviceKind::kCpu) {
     NEAP_CHECK(config.device.index == 0, "[device.index] expected 0, the only cpu; found ", config.device.index);
   }
+}
+
+RunConfig resolve_steps(RunConfig config, int64_t ranks) {
+  if (!config.train.tokens) return config;
+  const int64_t step = ranks * config.train.batch * config.train.accumulation * config.train.sequence;
+  config.train.steps = (*config.train.tokens + step - 1) / step;
+  config.train.tokens.reset();
+  check_warmup(config);
+  return config;
 }
 
 }  // namespace neap::train

@@ -180,5 +180,50 @@ TEST(Schema, HelpAndPageNameEveryKey) {
   }
 }
 
+TEST(Schema, TokensBecomeStepsThatTakeThemAllIn) {
+  RunConfig config = complete();
+  config.train.batch = 2;
+  config.train.sequence = 32;
+  config.train.accumulation = 3;
+  config.train.tokens = 1000;
+  EXPECT_EQ(resolve_steps(config, 1).train.steps, 6);  // of 192 tokens
+  EXPECT_EQ(resolve_steps(config, 4).train.steps, 2);
+  config.train.tokens = 192;
+  EXPECT_EQ(resolve_steps(config, 1).train.steps, 1);
+  EXPECT_FALSE(resolve_steps(config, 1).train.tokens);
+  config.optim.warmup = 2;
+  EXPECT_EQ(check_error(config), "no error");
+  EXPECT_THAT(testing::error_of([&] { resolve_steps(config, 1); }), HasSubstr("[optim.warmup] expected at most train"));
+  config.train.tokens.reset();
+  EXPECT_EQ(resolve_steps(config, 8).train.steps, 100);
+}
+
+TEST(Schema, MomentumBelongsToSgd) {
+  RunConfig config = complete();
+  config.optim.momentum = 0.9;
+  EXPECT_THAT(check_error(config), HasSubstr("[optim.momentum] expected optim.type: sgd beside momentum; found adamw"));
+  config.optim.type = OptimType::kSgd;
+  EXPECT_EQ(check_error(config), "no error");
+  config.optim.momentum = 0;
+  config.optim.nesterov = true;
+  EXPECT_THAT(check_error(config), HasSubstr("[optim.nesterov] expected optim.momentum above 0"));
+}
+
+TEST(Schema, EvaluationNeedsData) {
+  RunConfig config = complete();
+  config.train.eval_every = 5;
+  EXPECT_EQ(check_error(config), "[train.eval_every] expected data.eval beside it: the held-out data; found none");
+  config.data.eval = "held-out.bin";
+  EXPECT_EQ(check_error(config), "no error");
+}
+
+TEST(Schema, OptionalValuesHaveAWordForNone) {
+  EXPECT_EQ(with("train.tokens", scalar("1000")).train.tokens, 1000);
+  EXPECT_EQ(with("train.tokens", scalar("none")).train.tokens, std::nullopt);
+  EXPECT_THAT(error_of("train.tokens", scalar("0")), HasSubstr("expected an integer of at least 1, or none"));
+  EXPECT_EQ(with("device.peak_flops", scalar("989e12")).device.peak_flops, 989e12);
+  EXPECT_THAT(error_of("device.peak_flops", scalar("-1")), HasSubstr("expected a number above 0, or automatic"));
+}
+
 }  // namespace
 }  // namespace neap::train

@@ -2,6 +2,7 @@
 // The schema written out: as YAML, as help for a terminal, and as a page of the documentation.
 #include <sstream>
 
+#include "neap/train/foreign_blocks.h"
 #include "neap/train/schema.h"
 
 namespace neap::train {
@@ -73,6 +74,7 @@ std::string markdown_page() {
     out << "| `" << name_of(key) << "` | " << type_and_range(key) << " | "
         << (key.required ? "required" : "`" + default_of(key) + "`") << " | " << key.help << " |\n";
   }
+  out << foreign_markdown();
   return out.str();
 }
 

@@ -59,6 +59,7 @@ MemoryUse memory_use(const std::vector<at::Tensor>& parameters, Bytes optimizer,
   MemoryUse use;
   use.optimizer = optimizer;
   for (const at::Tensor& parameter : parameters) {
+    if (parameter.is_meta()) continue;  // still without memory: the model was being built
     use.parameters += Bytes(static_cast<int64_t>(parameter.nbytes()));
     if (parameter.grad().defined()) use.gradients += Bytes(static_cast<int64_t>(parameter.grad().nbytes()));
   }

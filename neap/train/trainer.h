@@ -19,10 +19,10 @@
 
 #include "neap/base/error.h"
 #include "neap/device/device.h"
-#include "neap/train/adamw.h"
 #include "neap/train/config.h"
 #include "neap/train/memory_report.h"
 #include "neap/train/metrics.h"
+#include "neap/train/optimizer.h"
 #include "neap/train/schedule.h"
 #include "neap/train/sequences.h"
 
@@ -60,7 +60,7 @@ class Trainer {
   struct Parts {
     Loss loss;
     const Sequences& sequences;
-    AdamW& optimizer;
+    Optimizer& optimizer;
     LearningRate rate;
     device::Device& device;
     offload::Engine* engine = nullptr;

@@ -16,6 +16,7 @@
 #include <limits>
 
 #include "neap/trace/recorder.h"
+#include "neap/train/adamw.h"
 
 namespace neap::train {
 namespace {

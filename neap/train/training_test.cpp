@@ -11,6 +11,7 @@
 #include "neap/models/causal_lm.h"
 #include "neap/offload/engine.h"
 #include "neap/recompute/recompute.h"
+#include "neap/train/adamw.h"
 #include "neap/train/trainer.h"
 #include "testing/llama_config.h"
 #include "testing/matchers.h"

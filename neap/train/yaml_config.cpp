@@ -2,11 +2,15 @@
 
 #include <yaml-cpp/yaml.h>
 
+#include <algorithm>
 #include <fstream>
+#include <map>
 #include <set>
 #include <sstream>
+#include <utility>
 
 #include "neap/base/error.h"
+#include "neap/train/foreign_blocks.h"
 #include "neap/train/schema.h"
 
 namespace neap::train {
@@ -43,24 +47,86 @@ RawValue raw_value(const YAML::Node& node, const std::string& path, const std::s
   return raw;
 }
 
-void apply(const YAML::Node& node, const std::string& prefix, const std::string& file, RunConfig& config) {
-  NEAP_CHECK(node.IsMap(), "[", place_of(node, file), "] ", prefix.empty() ? "the run file" : prefix,
-             ": expected a section of keys; found ", node.IsSequence() ? "a list" : "a plain value");
-  std::set<std::string> seen;
-  for (const auto& entry : node) {
-    const std::string place = place_of(entry.first, file);
-    NEAP_CHECK(entry.first.IsScalar(), "[", place, "] expected the name of a key; found a list or section");
-    const std::string path = prefix.empty() ? entry.first.Scalar() : prefix + "." + entry.first.Scalar();
-    NEAP_CHECK(seen.insert(path).second, "[", place, "] ", path, " is given twice; keep one");
-    if (const Key* key = find_key(path)) {
-      key->set(config, raw_value(entry.second, path, place));
+BlockNode block_node(const YAML::Node& value, const std::string& place, const std::string& file) {
+  BlockNode out{.place = place};
+  if (value.IsScalar()) {
+    out.kind = BlockNode::Kind::kScalar;
+    out.text = value.Scalar();
+  } else if (value.IsSequence()) {
+    out.kind = BlockNode::Kind::kList;
+    for (const YAML::Node& item : value) out.items.push_back(block_node(item, place_of(item, file), file));
+  } else if (value.IsMap()) {
+    out.kind = BlockNode::Kind::kMap;
+    for (const auto& entry : value) {
+      const std::string where = place_of(entry.first, file);
+      NEAP_CHECK(entry.first.IsScalar(), "[", where, "] expected the name of a key; found a list or section");
+      out.names.push_back(entry.first.Scalar());
+      out.items.push_back(block_node(entry.second, where, file));
+    }
+  }
+  return out;
+}
+
+// One run file, key by key into a RunConfig.
+class Application {
+ public:
+  Application(RunConfig& config, std::string file) : config_(config), file_(std::move(file)) {}
+
+  void read(const YAML::Node& node, const std::string& prefix) {
+    NEAP_CHECK(node.IsMap(), "[", place_of(node, file_), "] ", prefix.empty() ? "the run file" : prefix,
+               ": expected a section of keys; found ", node.IsSequence() ? "a list" : "a plain value");
+    for (const auto& entry : node) {
+      const std::string place = place_of(entry.first, file_);
+      NEAP_CHECK(entry.first.IsScalar(), "[", place, "] expected the name of a key; found a list or section");
+      const std::string path = prefix.empty() ? entry.first.Scalar() : prefix + "." + entry.first.Scalar();
+      NEAP_CHECK(given_.try_emplace(path, place).second, "[", place, "] ", path, " is given twice; keep one");
+      read_entry(path, entry.second, place);
+    }
+  }
+
+  // What blocks of other systems stand for: no key of theirs may have a second source.
+  void read_foreign() {
+    const Translation translation = translate(foreign_);
+    std::map<std::string, const Translation::Claim*> claimed;
+    for (const Translation::Claim& claim : translation.claims) {
+      const auto own = given_.find(claim.path);
+      NEAP_CHECK(own == given_.end(), "[", own->second, "] ", claim.path, " is what ", claim.block, " (", claim.place,
+                 ") stands for, too; keep one of the two");
+      const auto [other, is_new] = claimed.try_emplace(claim.path, &claim);
+      NEAP_CHECK(is_new || other->second->block == claim.block, "[", claim.place, "] ", claim.block, " and ",
+                 other->second->block, " (", other->second->place, ") both stand for ", claim.path,
+                 "; keep one of the two");
+    }
+    for (const Translation::Value& value : translation.values) {
+      const Key* key = find_key(value.path);
+      NEAP_ASSERT(key != nullptr, value.path);
+      key->set(config_, value.raw);
+    }
+    config_.demands = translation.demands;
+  }
+
+  // The paths that the file has, with their places.
+  const std::map<std::string, std::string>& given() const { return given_; }
+
+ private:
+  void read_entry(const std::string& path, const YAML::Node& value, const std::string& place) {
+    BlockNode node = block_node(value, place, file_);
+    if (is_foreign_block(path, node)) {
+      foreign_.push_back({path, std::move(node)});
+    } else if (const Key* key = find_key(path)) {
+      key->set(config_, raw_value(value, path, place));
     } else if (is_section(path)) {
-      if (!entry.second.IsNull()) apply(entry.second, path, file, config);
+      if (!value.IsNull()) read(value, path);
     } else {
       throw_unknown_key(path, place);
     }
   }
-}
+
+  RunConfig& config_;
+  const std::string file_;
+  std::map<std::string, std::string> given_;  // path, place
+  std::vector<ForeignBlock> foreign_;
+};
 
 // A value of the command line is a list when it is written as one; everything else is one scalar, taken as it is, so
 // that `model.layers.{*}` needs no YAML quoting.
@@ -70,17 +136,42 @@ RawValue raw_override(const std::string& path, const std::string& value) {
   return RawValue{.items = {value}, .is_list = false, .place = place};
 }
 
+// The length of the run is told in steps or in tokens, and the command line wins.
+void keep_one_length(RunConfig& config, const std::map<std::string, std::string>& given,
+                     const std::vector<Override>& overrides) {
+  const auto in = [&](const char* path) {
+    const bool overridden = std::ranges::any_of(overrides, [&](const Override& o) { return o.first == path; });
+    return overridden ? 2 : given.contains(path) ? 1 : 0;
+  };
+  const int steps = in("train.steps"), tokens = config.train.tokens ? in("train.tokens") : 0;
+  NEAP_CHECK(tokens == 0 || steps != tokens,
+             "[train.tokens] expected train.steps or train.tokens; found both; keep one of the two");
+  if (steps > tokens) config.train.tokens.reset();
+}
+
 }  // namespace
 
 RunConfig parse_config(const std::string& yaml, const std::string& name, const std::vector<Override>& overrides) {
   RunConfig config;
   const YAML::Node root = parse_yaml(yaml, name);
-  if (!root.IsNull()) apply(root, "", name, config);
+  std::map<std::string, std::string> given;
+  if (!root.IsNull()) {
+    Application application(config, name);
+    application.read(root, "");
+    application.read_foreign();
+    given = application.given();
+  }
   for (const auto& [path, value] : overrides) {
     const Key* key = find_key(path);
+    NEAP_CHECK(
+        key != nullptr || !is_foreign_name(path), "[--", path,
+        "] blocks of other systems are read from the run file alone; found one on the command line; give the key "
+        "of ours that it stands for (docs/config.md lists them)");
     if (key == nullptr) throw_unknown_key(path, "--" + path);
     key->set(config, raw_override(path, value));
+    std::erase_if(config.demands, [&](const LayerDemand& demand) { return demand.key == path; });
   }
+  keep_one_length(config, given, overrides);
   check(config);
   return config;
 }

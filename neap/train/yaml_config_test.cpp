@@ -39,6 +39,18 @@ TEST(YamlConfig, OverridesWinAndTakePatternsUnquoted) {
   EXPECT_THAT(config.optim.betas, ::testing::ElementsAre(0.1, 0.2));
 }
 
+TEST(YamlConfig, TheLengthIsToldInStepsOrInTokensAndTheCommandLineWins) {
+  const std::string steps = std::string(kMinimal) + "train: {steps: 7}\n";
+  const std::string tokens = std::string(kMinimal) + "train: {tokens: 900}\n";
+  EXPECT_EQ(parse_config(steps, "run.yaml", {{"train.tokens", "50"}}).train.tokens, 50);
+  EXPECT_EQ(parse_config(tokens, "run.yaml", {{"train.steps", "9"}}).train.tokens, std::nullopt);
+  EXPECT_EQ(parse_config(tokens, "run.yaml", {}).train.tokens, 900);
+  EXPECT_EQ(parse_config(tokens, "run.yaml", {{"train.tokens", "none"}}).train.tokens, std::nullopt);
+  const std::string both = std::string(kMinimal) + "train: {steps: 7, tokens: 900}\n";
+  EXPECT_THAT(testing::error_of([&] { parse_config(both, "run.yaml", {}); }), HasSubstr("found both"));
+  EXPECT_THAT(error_of(kMinimal, {{"train.steps", "1"}, {"train.tokens", "1"}}), HasSubstr("found both"));
+}
+
 TEST(YamlConfig, UnknownKeysAreErrorsWithPathPlaceAndNearest) {
   EXPECT_EQ(error_of("train:\n  batch: 2\n  stepz: 3\n"),
             "[run.yaml:3] unknown key train.stepz; nearest known key: train.steps");

@@ -1,5 +1,6 @@
 """Every kind of bad input: one clear line, the right exit code, nothing half done."""
 
+import importlib.metadata
 import json
 import subprocess
 
@@ -54,6 +55,16 @@ def test_a_bad_run_file(workspace, old, new, message):
         ("--steps=3", "unknown option --steps; nearest key of the run file: --train.steps="),
         ("extra", "unexpected argument extra"),
         ("--device.index=1", "[device.index] expected less than device.count, which is 1; found 1"),
+        ("--train.tokens=0", "[--train.tokens] train.tokens: expected an integer of at least 1, or none"),
+        ("--train.dtype=float16", "[--train.dtype] train.dtype: expected float32 or bfloat16"),
+        ("--train.z_loss=-1", "[--train.z_loss] train.z_loss: expected a number from 0 to 1"),
+        ("--train.eval_every=2", "[train.eval_every] expected data.eval beside it"),
+        ("--optim.type=adam", '[--optim.type] optim.type: expected adamw or sgd; found "adam"'),
+        ("--optim.momentum=0.9", "[optim.momentum] expected optim.type: sgd beside momentum"),
+        ("--optim.nesterov=true", "[optim.nesterov] expected optim.momentum above 0 beside it"),
+        ("--device.peak_flops=0", "[--device.peak_flops] device.peak_flops: expected a number above 0, or automatic"),
+        ("--parallel.reduce_dtype=fp32", "[--parallel.reduce_dtype] parallel.reduce_dtype: expected float32 or bf"),
+        ("--log.tensorboard=yes", "[--log.tensorboard] log.tensorboard: expected true or false"),
     ],
 )
 def test_a_bad_command_line(workspace, argument, message):
@@ -96,7 +107,9 @@ def test_the_page_about_run_files_is_the_one_the_schema_generates():
 def test_bad_data(workspace, name, content, message):
     if content is not None:
         (workspace.path / name).write_bytes(content)
-    assert message in workspace.train(f"--data.path={name}").error_line()
+    for key in "data.path", "data.eval":
+        assert message in workspace.train(f"--{key}={name}").error_line()
+        assert message in workspace.train(f"--{key}={name}", "--dry-run").error_line()
     assert not (workspace.path / "out").exists()
 
 
@@ -121,6 +134,7 @@ def test_a_broken_config(workspace):
 def test_no_weights(workspace):
     (workspace.path / "model" / "model.safetensors").unlink()
     assert "safetensors" in workspace.train().error_line()
+    assert not (workspace.path / "out").exists()
 
 
 @pytest.mark.parametrize("size", [0, 4, 100, 100_000])
@@ -130,16 +144,27 @@ def test_truncated_weights(workspace, size):
     assert "model.safetensors" in workspace.train().error_line()
 
 
-def test_missing_unexpected_and_misshapen_tensors_are_listed(workspace):
+def test_missing_unexpected_misshapen_and_integer_tensors_are_listed(workspace):
     tensors = weights()
+    tensors["model.layers.2.mlp.down_proj.weight"] = tensors["model.layers.2.mlp.down_proj.weight"].astype("int32")
     del tensors["model.layers.1.mlp.up_proj.weight"]
     tensors["model.layers.9.surprise"] = tensors["model.norm.weight"]
     tensors["model.norm.weight"] = tensors["model.norm.weight"][:16]
     save_file(tensors, workspace.path / "model" / "model.safetensors")
-    result = workspace.train()
+    for arguments in [], ["--dry-run"]:
+        expect_all_listed(workspace.train(*arguments))
+    assert not (workspace.path / "out").exists()
+
+
+def expect_all_listed(result):
     assert result.code == 2
-    for name in "model.layers.1.mlp.up_proj.weight", "model.layers.9.surprise", "model.norm.weight":
-        assert name in result.err
+    for fault in (
+        "missing: model.layers.1.mlp.up_proj.weight",
+        "unexpected: model.layers.9.surprise",
+        "misshapen: model.norm.weight",
+        "not floating-point: model.layers.2.mlp.down_proj.weight is I32",
+    ):
+        assert fault in result.err
 
 
 def test_a_sequence_beyond_the_models_positions(workspace):
@@ -183,6 +208,19 @@ def test_recomputation_that_cannot_be(workspace, arguments, parts):
     line = workspace.train("--device.type=cpu", *arguments).error_line()
     for part in parts:
         assert part in line, line
+
+
+# ---- the device
+
+
+def test_cuda_where_there_is_none(workspace):
+    if "+cpu" not in importlib.metadata.version("torch"):
+        pytest.skip("this PyTorch may find a CUDA device")
+    for arguments in [], ["--dry-run"]:
+        line = workspace.train("--device.type=cuda", *arguments).error_line()
+        assert line.startswith("[device.type] expected cpu or sim: this PyTorch (")
+        assert "was built without CUDA; found cuda" in line
+    assert not (workspace.path / "out").exists()
 
 
 # ---- memory

@@ -173,6 +173,71 @@ def test_one_rank_alone_trains_as_ever_and_says_what_has_no_effect(workspace):
     assert workspace.summary("a")["grad_norm"] == workspace.summary("c")["grad_norm"]
 
 
+def test_no_rank_ever_holds_the_whole_model(workspace):
+    # 230,464 bytes of parameters. A quarter of them and of AdamW's state, which is twice as large, fit; all of them
+    # would not.
+    capacity = "--device.capacity=200KiB"
+    for init in "pretrained", "random":
+        alone = workspace.train("--dry-run", capacity, f"--model.init={init}")
+        assert alone.code == 3
+        assert "out of memory in loading the model" in alone.err
+        with started(workspace, 4, "--dry-run", capacity, f"--model.init={init}") as processes:
+            for code, _, err in ends(processes):
+                assert (code, err) == (0, "")
+
+
+def test_random_weights_have_the_same_bits_in_pieces(workspace):
+    random = [*CPU, "--model.init=random", "--optim.clip=0"]
+    assert workspace.train(*random, "--train.accumulation=2", "--log.dir=alone").code == 0
+    loss, _, _ = train(workspace, 2, "ranks", *random)
+    assert loss == workspace.summary("alone")["loss"]
+
+
+def test_bfloat16_on_ranks_has_the_bits_of_one(workspace):
+    half = [*CPU, "--train.dtype=bfloat16", "--optim.clip=0"]
+    assert workspace.train(*half, "--train.accumulation=2", "--log.dir=alone").code == 0
+    loss, _, out = train(workspace, 2, "ranks", *half)
+    assert loss == workspace.summary("alone")["loss"]
+    assert "computing in bfloat16" in out
+
+
+def test_gradients_that_are_sent_in_bfloat16_take_less_memory(workspace):
+    half = ["--train.dtype=bfloat16", "--parallel.stage=optim", "--train.batch=1", "--train.sequence=4"]
+    peaks = {}
+    for dtype in "float32", "bfloat16":
+        loss, _, _ = train(workspace, 2, dtype, *half, f"--parallel.reduce_dtype={dtype}")
+        peaks[dtype] = workspace.summary(dtype)["peak_bytes"]
+        # Gradients of bfloat16 parameters are bfloat16 whatever they are kept in, and ranks add them up in float32.
+        assert loss == workspace.summary("float32")["loss"]
+    assert peaks["bfloat16"] < peaks["float32"]
+
+
+def test_evaluation_and_sgd_on_ranks_have_the_bits_of_one(workspace):
+    arguments = [*CPU, "--optim.clip=0", "--optim.type=sgd", "--optim.momentum=0.9", "--optim.lr=0.1"]
+    arguments += ["--data.eval=text.txt", "--train.eval_every=2", "--train.eval_batches=7"]
+    assert workspace.train(*arguments, "--train.accumulation=2", "--log.dir=alone").code == 0
+    loss, _, _ = train(workspace, 2, "ranks", *arguments)
+    assert loss == workspace.summary("alone")["loss"]
+    evaluated = [[line["eval_loss"] for line in workspace.metrics(name)] for name in ("alone", "ranks")]
+    assert evaluated[0] == evaluated[1]
+    assert [value is None for value in evaluated[0]] == [True, False, True, False, False]
+
+
+def test_tokens_are_those_of_all_ranks(workspace):
+    run = (workspace.path / "run.yaml").read_text()
+    (workspace.path / "run.yaml").write_text(run.replace("steps: 3", "tokens: 500"))
+    train(workspace, 2, "ranks", "--device.type=cpu")  # steps of 128
+    assert len(workspace.metrics("ranks")) == 4
+
+
+def test_the_parallelism_block_of_mindformers(workspace):
+    run = (workspace.path / "run.yaml").read_text()
+    block = "parallelism:\n  data_parallel_shard: 2\n  data_parallel_shard_strategy: optim_grads\n"
+    (workspace.path / "run.yaml").write_text(run + block)
+    _, _, out = train(workspace, 2, "ranks", *CPU)
+    assert "1 × 2 (replicate × shard), pieces of optim_grads," in out
+
+
 # ---- ends
 
 

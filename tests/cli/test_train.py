@@ -6,6 +6,7 @@ import signal
 from itertools import pairwise
 
 import pytest
+import tensorboard_events
 
 
 def test_trains_on_the_cpu_and_leaves_its_files(workspace):
@@ -160,6 +161,114 @@ def test_reads_binary_tokens(workspace):
     assert workspace.train("--log.dir=a", "--device.type=cpu").code == 0
     assert workspace.train("--log.dir=b", "--device.type=cpu", "--data.path=tokens.bin").code == 0
     assert workspace.summary("a")["loss"] == workspace.summary("b")["loss"]
+
+
+def test_bfloat16_computes_in_it_over_float32_parameters(workspace):
+    assert workspace.train("--log.dir=full", "--device.type=cpu", "--train.steps=10").code == 0
+    result = workspace.train("--log.dir=half", "--device.type=cpu", "--train.steps=10", "--train.dtype=bfloat16")
+    assert (result.code, result.err) == (0, ""), result.err
+    assert "M parameters, float32, computing in bfloat16) on cpu" in result.out
+    full, half = workspace.summary("full")["loss"], workspace.summary("half")["loss"]
+    assert half != full
+    assert half == pytest.approx(full, rel=2e-2)
+    # Steps too small for bfloat16's eight bits add up in the masters: the loss falls as it does in float32.
+    assert half[0] - half[-1] == pytest.approx(full[0] - full[-1], rel=0.1)
+
+
+@pytest.mark.parametrize("offload", ["off", "async"])
+def test_bfloat16_on_sim_with_offload_and_recomputation_has_the_bits_of_the_cpu(workspace, offload):
+    half = "--train.dtype=bfloat16"
+    assert workspace.train("--log.dir=cpu", "--device.type=cpu", half).code == 0
+    result = workspace.train(
+        "--log.dir=sim", half, f"--offload.mode={offload}", "--recompute.mode=full", "--device.hazard_check=true"
+    )
+    assert (result.code, result.err) == (0, ""), result.err
+    assert workspace.summary("sim")["loss"] == workspace.summary("cpu")["loss"]
+    assert workspace.summary("sim")["grad_norm"] == workspace.summary("cpu")["grad_norm"]
+
+
+def test_sgd_with_momentum(workspace):
+    arguments = ["--optim.type=sgd", "--optim.momentum=0.9", "--optim.nesterov=true", "--optim.lr=0.1"]
+    for directory, device in ("cpu", "cpu"), ("sim", "sim"):
+        result = workspace.train(f"--log.dir={directory}", f"--device.type={device}", *arguments)
+        assert (result.code, result.err) == (0, ""), result.err
+    loss = workspace.summary("cpu")["loss"]
+    assert loss[2] < loss[0]
+    assert workspace.summary("sim")["loss"] == loss
+    # One running gradient for each parameter, where AdamW has two means and a count.
+    parts = workspace.metrics("sim")[0]["peak_parts"]
+    assert parts["optimizer"] == parts["parameters"]
+
+
+def test_a_z_loss_is_added_to_the_loss(workspace):
+    for directory, z_loss in ("a", 0), ("b", 1e-3):
+        arguments = [f"--log.dir={directory}", f"--train.z_loss={z_loss}", "--device.type=cpu"]
+        assert workspace.train(*arguments).code == 0
+    # All logits are nearly 0 at first, so the logarithm of their sum is ln 256.
+    added = workspace.summary("b")["loss"][0] - workspace.summary("a")["loss"][0]
+    assert added == pytest.approx(1e-3 * 5.545**2, rel=0.05)
+
+
+def test_evaluates_on_held_out_data_and_trains_the_same(workspace):
+    (workspace.path / "held-out.txt").write_bytes((workspace.path / "text.txt").read_bytes()[:1000])
+    assert workspace.train("--log.dir=plain", "--device.type=cpu", "--train.steps=5").code == 0
+    result = workspace.train(
+        "--log.dir=eval", "--device.type=cpu", "--train.steps=5", "--train.eval_every=2", "--data.eval=held-out.txt"
+    )
+    assert (result.code, result.err) == (0, ""), result.err
+    losses = [line["eval_loss"] for line in workspace.metrics("eval")]
+    assert [loss is None for loss in losses] == [True, False, True, False, False]
+    assert losses[4] < losses[1]
+    assert workspace.summary("eval")["eval_loss"] == losses[4]
+    assert workspace.summary("eval")["loss"] == workspace.summary("plain")["loss"]
+    assert f"eval_loss {losses[4]:.4f}" in result.out
+    assert workspace.metrics("eval")[1]["eval_ms"] > 0
+
+
+def test_evaluation_with_offload_and_recomputation_measures_the_same(workspace):
+    evaluation = ["--data.eval=text.txt", "--train.eval_batches=3", "--device.hazard_check=true"]
+    assert workspace.train("--log.dir=a", *evaluation).code == 0
+    result = workspace.train("--log.dir=b", "--offload.mode=async", "--recompute.mode=full", *evaluation)
+    assert (result.code, result.err) == (0, ""), result.err
+    assert workspace.summary("a")["eval_loss"] == workspace.summary("b")["eval_loss"] is not None
+
+
+def test_the_length_of_a_run_in_tokens(workspace):
+    (workspace.path / "run.yaml").write_text(
+        (workspace.path / "run.yaml").read_text().replace("steps: 3", "tokens: 200")
+    )
+    result = workspace.train("--device.type=cpu")
+    assert result.code == 0, result.err
+    assert "64 tokens, 4 steps" in result.out
+    assert len(workspace.metrics()) == 4
+    config = (workspace.path / "out" / "config.yaml").read_text()
+    assert "  steps: 4\n" in config and "  tokens: none\n" in config
+
+
+def test_utilisation_is_told_where_the_peak_is_known(workspace):
+    assert workspace.train("--log.dir=cpu", "--device.type=cpu").code == 0
+    assert all(line["mfu"] is None for line in workspace.metrics("cpu"))
+    result = workspace.train("--log.dir=told", "--device.type=cpu", "--device.peak_flops=1e9")
+    for line in workspace.metrics("told"):
+        layer = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 96
+        flops = line["tokens"] * (6 * (4 * layer + 32 * 256) + 12 * 4 * 32 * 32)
+        assert line["mfu"] == pytest.approx(flops / (line["step_ms"] * 1e-3) / 1e9)
+    assert re.search(r"tok/s .* mfu \d+\.\d%", result.out)
+    assert workspace.train("--log.dir=sim").code == 0
+    for line in workspace.metrics("sim"):
+        assert 0 < line["mfu"] < 1  # of what sim says that it can do
+
+
+def test_writes_events_that_tensorboard_reads(workspace):
+    arguments = ["--log.tensorboard=true", "--data.eval=text.txt"]
+    assert workspace.train(*arguments).code == 0
+    assert workspace.train(*arguments).code == 0  # replaces what the first run left
+    (path,) = (workspace.path / "out").glob("events.out.tfevents.*")
+    events = tensorboard_events.read_scalars(path)
+    for name in "loss", "grad_norm", "lr", "tokens_per_s", "device_peak", "mfu", "eval_loss":
+        values = [(line["step"], line[name]) for line in workspace.metrics() if line[name] is not None]
+        assert [step for step, _ in events[name]] == [step for step, _ in values]
+        assert [value for _, value in events[name]] == pytest.approx([value for _, value in values], rel=1e-6)
 
 
 def test_dry_run_checks_everything_and_writes_nothing(workspace):
