@@ -15,8 +15,8 @@
 namespace neap::train {
 
 enum class Init { kPretrained, kRandom };
-enum class DataFormat { kAutomatic, kNanoGpt, kLlmC, kText };
-enum class TokenType { kUint16, kUint32 };
+enum class DataFormat { kAutomatic, kNanoGpt, kLlmC, kMegatron, kText };
+enum class TokenType { kUint8, kInt8, kUint16, kInt16, kUint32, kInt32, kInt64 };
 enum class NonFinite { kStop, kSkip };
 enum class Schedule { kConstant, kLinear, kCosine };
 enum class RecomputeMode { kNone, kFull, kSelective };

@@ -64,10 +64,17 @@ std::string format_duration(const int64_t& ns) {
   return std::to_string(ns) + "ns";
 }
 
-// Double quotes keep patterns such as model.layers.{*} one scalar, also inside a YAML flow list.
+// Double quotes keep patterns such as model.layers.{*} one scalar, also inside a YAML flow list. Line ends within them
+// would be read as spaces, so control characters are written as escapes.
 std::string quoted(const std::string& text) {
+  constexpr char kDigits[] = "0123456789abcdef";
   std::string out = "\"";
   for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) {
+      out += {'\\', 'x', kDigits[byte >> 4], kDigits[byte & 15]};
+      continue;
+    }
     if (c == '"' || c == '\\') out += '\\';
     out += c;
   }

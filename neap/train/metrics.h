@@ -35,6 +35,7 @@ struct StepMetrics {
   int64_t tokens = 0;
   double step_ms = 0;                    // on the host's clock
   std::optional<double> device_step_ms;  // on the device's own clock, where it has one (sim): of all work of the step
+  double data_wait_ms = 0;               // of it, waiting for data that was not read yet
   std::optional<Bytes> device_peak;
   std::optional<PeakParts> peak_parts;
   std::optional<double> mfu;        // model FLOPs done, of those that the devices could have done; none = unknown

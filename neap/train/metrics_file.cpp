@@ -46,6 +46,7 @@ std::string to_json_line(const StepMetrics& m) {
             {"tokens", m.tokens},
             {"tokens_per_s", m.tokens_per_s()},
             {"step_ms", m.step_ms},
+            {"data_wait_ms", m.data_wait_ms},
             {"device_step_ms", or_null(m.device_step_ms)},
             {"mfu", or_null(m.mfu)},
             {"eval_loss", or_null(m.eval_loss)},

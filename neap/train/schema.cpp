@@ -31,18 +31,26 @@ void add_model_and_data(std::vector<Key>& out) {
       choice_key<Init>("model.init", AT(model, init), {{"pretrained", Init::kPretrained}, {"random", Init::kRandom}},
                        "Where the weights come from: the directory, or train.seed (then config.json is enough)."));
   out.push_back(text_key("data.path", AT(data, path), true,
-                         "Token file (.bin), or any other file, read as text with one token per byte."));
-  out.push_back(choice_key<DataFormat>("data.format", AT(data, format),
-                                       {{"automatic", DataFormat::kAutomatic},
-                                        {"nanogpt", DataFormat::kNanoGpt},
-                                        {"llmc", DataFormat::kLlmC},
-                                        {"text", DataFormat::kText}},
-                                       "nanogpt: bare tokens; llmc: llm.c's header of 1024 bytes; text: bytes. "
-                                       "automatic: .bin with llm.c's magic number "
-                                       "is llmc, any other .bin nanogpt, the rest text."));
-  out.push_back(choice_key<TokenType>("data.token_type", AT(data, token_type),
-                                      {{"uint16", TokenType::kUint16}, {"uint32", TokenType::kUint32}},
-                                      "Width of one token in a nanogpt file. llm.c's header says it itself."));
+                         "Token file (.bin); Megatron's NAME.bin with NAME.idx beside it, also as NAME; or any other "
+                         "file, read as text with one token per byte."));
+  out.push_back(
+      choice_key<DataFormat>("data.format", AT(data, format),
+                             {{"automatic", DataFormat::kAutomatic},
+                              {"nanogpt", DataFormat::kNanoGpt},
+                              {"llmc", DataFormat::kLlmC},
+                              {"megatron", DataFormat::kMegatron},
+                              {"text", DataFormat::kText}},
+                             "nanogpt: bare tokens; llmc: llm.c's header of 1024 bytes; megatron: bare tokens "
+                             "and an index; text: bytes. automatic: .bin with an .idx beside it is megatron, "
+                             ".bin with llm.c's magic number llmc, any other .bin nanogpt, the rest text."));
+  out.push_back(
+      choice_key<TokenType>("data.token_type", AT(data, token_type),
+                            {{"uint16", TokenType::kUint16},
+                             {"uint32", TokenType::kUint32},
+                             {"int32", TokenType::kInt32},
+                             {"int64", TokenType::kInt64}},
+                            "Type of the tokens in a nanogpt file. llm.c's header and Megatron's index say it "
+                            "themselves."));
   out.push_back(
       boolean_key("data.shuffle", AT(data, shuffle),
                   "Sequences in a random order that train.seed and the epoch decide; false: as in the file."));

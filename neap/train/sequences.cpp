@@ -1,6 +1,8 @@
 // torch-free
 #include "neap/train/sequences.h"
 
+#include <algorithm>
+
 #include "neap/base/error.h"
 
 namespace neap::train {
@@ -22,7 +24,8 @@ int64_t Sequences::first_token(int64_t position) const {
 void Sequences::read(int64_t position, std::span<int64_t> inputs, std::span<int64_t> labels) const {
   const int64_t first = first_token(position);
   file_.read(first, inputs);
-  file_.read(first + 1, labels);
+  std::ranges::copy(inputs.subspan(1), labels.begin());
+  file_.read(first + options_.length, labels.last(1));
 }
 
 }  // namespace neap::train

@@ -1,6 +1,10 @@
 // torch-free
-// Which tokens each sequence of a run holds: the file cut into sequences of one length, in an order that depends on
-// nothing but (seed, epoch). Any position of the run is found at once, without the ones before it. Thread-safe.
+// Which tokens each sequence of a run holds: the file cut into sequences of one length, one document running on into
+// the next, in an order that depends on nothing but (seed, epoch).
+//
+// A run's place in its data is one number, the position: how many sequences all ranks together have taken. Any position
+// is found at once, without the ones before it, so a run goes on where another one stopped, also on more or fewer
+// ranks. Thread-safe.
 #pragma once
 
 #include <cstdint>

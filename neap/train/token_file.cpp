@@ -1,30 +1,30 @@
 // torch-free
 #include "neap/train/token_file.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
 #include "neap/base/error.h"
-#include "neap/base/scope_exit.h"
+#include "neap/train/megatron_index.h"
+#include "neap/train/token_type.h"
 
 namespace neap::train {
 namespace {
+
+namespace fs = std::filesystem;
 
 // llm.c: 256 int32, of which [0] the magic number, [1] the version, [2] the number of tokens.
 constexpr size_t kHeaderBytes = 1024;
 struct LlmC {
   int32_t magic;
   int32_t version;
-  int width;
+  TokenType type;
 };
-constexpr LlmC kLlmC[] = {{20240520, 1, 2}, {20240801, 7, 4}};
+constexpr LlmC kLlmC[] = {{20240520, 1, TokenType::kUint16}, {20240801, 7, TokenType::kUint32}};
+
+// Tokens looked at between two releases of their pages.
+constexpr int64_t kCheckedAtOnce = int64_t{1} << 20;
 
 struct Header {
   int32_t magic = 0;
@@ -32,9 +32,9 @@ struct Header {
   int32_t tokens = 0;
 };
 
-Header read_header(const std::byte* data, size_t bytes) {
+Header read_header(std::span<const std::byte> bytes) {
   Header header;
-  if (bytes >= sizeof header) std::memcpy(&header, data, sizeof header);
+  if (bytes.size() >= sizeof header) std::memcpy(&header, bytes.data(), sizeof header);
   return header;
 }
 
@@ -43,71 +43,48 @@ const LlmC* known_llmc(int32_t magic) {
   return found == std::end(kLlmC) ? nullptr : found;
 }
 
-DataFormat resolve(DataFormat format, const std::filesystem::path& path, const Header& header) {
+bool is_file(const fs::path& path) {
+  std::error_code status;
+  return fs::is_regular_file(path, status);
+}
+
+// What the names alone say; kAutomatic where the header has to be asked.
+DataFormat resolve(DataFormat format, const fs::path& path) {
   if (format != DataFormat::kAutomatic) return format;
-  if (path.extension() != ".bin") return DataFormat::kText;
-  return known_llmc(header.magic) != nullptr ? DataFormat::kLlmC : DataFormat::kNanoGpt;
+  if (path.extension() == ".idx") return DataFormat::kMegatron;
+  const auto [bin, idx] = megatron_paths(path);
+  if (is_file(idx) && is_file(bin) && (path == bin || !is_file(path))) return DataFormat::kMegatron;
+  return path.extension() == ".bin" ? DataFormat::kAutomatic : DataFormat::kText;
 }
 
 }  // namespace
 
-TokenFile::TokenFile(TokenFile&& other) noexcept { *this = std::move(other); }
+TokenFile TokenFile::open(const fs::path& path, DataFormat format, TokenType token_type) {
+  format = resolve(format, path);
+  const MegatronPaths megatron = megatron_paths(path);
+  const fs::path& name = format == DataFormat::kMegatron ? megatron.bin : path;
+  const std::string place = "[data.path] " + name.string() + ": ";
+  TokenFile file(name.string(), MappedFile(name, place));
+  const size_t bytes = file.file_.size();
+  NEAP_CHECK(bytes > 0, place, "the file is empty");
 
-TokenFile& TokenFile::operator=(TokenFile&& other) noexcept {
-  if (this == &other) return *this;
-  unmap();
-  name_ = std::move(other.name_);
-  mapping_ = std::exchange(other.mapping_, nullptr);
-  mapped_bytes_ = std::exchange(other.mapped_bytes_, 0);
-  offset_ = other.offset_;
-  width_ = other.width_;
-  size_ = std::exchange(other.size_, 0);
-  return *this;
-}
-
-TokenFile::~TokenFile() { unmap(); }
-
-void TokenFile::unmap() noexcept {
-  if (mapping_ != nullptr) ::munmap(mapping_, mapped_bytes_);
-  mapping_ = nullptr;
-}
-
-TokenFile TokenFile::open(const std::filesystem::path& path, DataFormat format, TokenType token_type) {
-  TokenFile file;
-  file.name_ = path.string();
-  const std::string place = "[data.path] " + file.name_ + ": ";
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  NEAP_CHECK(descriptor >= 0, place, "cannot be opened: ", std::strerror(errno));
-  const ScopeExit close([descriptor] { ::close(descriptor); });
-  struct stat status {};
-  NEAP_CHECK(::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode), place, "expected a file");
-  NEAP_CHECK(status.st_size > 0, place, "the file is empty");
-
-  file.mapped_bytes_ = static_cast<size_t>(status.st_size);
-  void* mapping = ::mmap(nullptr, file.mapped_bytes_, PROT_READ, MAP_PRIVATE, descriptor, 0);
-  NEAP_CHECK(mapping != MAP_FAILED, place, "cannot be mapped: ", std::strerror(errno));
-  file.mapping_ = mapping;
-
-  const Header header = read_header(static_cast<const std::byte*>(mapping), file.mapped_bytes_);
-  switch (resolve(format, path, header)) {
-    case DataFormat::kText:
-      file.width_ = 1;
-      break;
-    case DataFormat::kLlmC: {
-      const LlmC* known = known_llmc(header.magic);
-      NEAP_CHECK(file.mapped_bytes_ >= kHeaderBytes && known != nullptr && header.version == known->version, place,
-                 "expected llm.c's header (magic 20240520 version 1, or magic 20240801 version 7); found magic ",
-                 header.magic, " version ", header.version);
-      file.width_ = known->width;
-      file.offset_ = kHeaderBytes;
-      break;
-    }
-    default:
-      file.width_ = token_type == TokenType::kUint16 ? 2 : 4;
-      break;
+  const Header header = read_header(file.file_.bytes());
+  const LlmC* known = known_llmc(header.magic);
+  if (format == DataFormat::kAutomatic) format = known != nullptr ? DataFormat::kLlmC : DataFormat::kNanoGpt;
+  if (format == DataFormat::kMegatron) {
+    const MegatronIndex index = read_megatron_index(megatron, static_cast<int64_t>(bytes));
+    file.type_ = index.type;
+  } else if (format == DataFormat::kLlmC) {
+    NEAP_CHECK(bytes >= kHeaderBytes && known != nullptr && header.version == known->version, place,
+               "expected llm.c's header (magic 20240520 version 1, or magic 20240801 version 7); found magic ",
+               header.magic, " version ", header.version);
+    file.type_ = known->type;
+    file.offset_ = kHeaderBytes;
+  } else if (format == DataFormat::kNanoGpt) {
+    file.type_ = token_type;
   }
-  const size_t payload = file.mapped_bytes_ - file.offset_;
-  const auto width = static_cast<size_t>(file.width_);
+  const size_t payload = bytes - file.offset_;
+  const auto width = static_cast<size_t>(size_of(file.type_));
   NEAP_CHECK(payload % width == 0, place, "truncated: ", payload, " bytes are not a whole number of ", width,
              "-byte tokens");
   file.size_ = static_cast<int64_t>(payload / width);
@@ -117,33 +94,42 @@ TokenFile TokenFile::open(const std::filesystem::path& path, DataFormat format, 
   return file;
 }
 
-// Calls function(pointer to the tokens in their own type). The header's length keeps the tokens aligned.
+// The mapping begins with a page and the header's length is a multiple of every type, so the tokens are aligned.
 template <class Function>
-auto TokenFile::visit(Function&& function) const {
-  const std::byte* tokens = static_cast<const std::byte*>(mapping_) + offset_;
-  switch (width_) {
-    case 1:
-      return function(reinterpret_cast<const uint8_t*>(tokens));
-    case 2:
-      return function(reinterpret_cast<const uint16_t*>(tokens));
-    default:
-      return function(reinterpret_cast<const uint32_t*>(tokens));
-  }
+decltype(auto) TokenFile::visit(Function&& function) const {
+  return visit_tokens(type_, file_.bytes().data() + offset_, std::forward<Function>(function));
+}
+
+void TokenFile::release(int64_t begin, int64_t count) const noexcept {
+  const auto width = static_cast<size_t>(size_of(type_));
+  file_.release(offset_ + static_cast<size_t>(begin) * width, static_cast<size_t>(count) * width);
 }
 
 void TokenFile::read(int64_t begin, std::span<int64_t> out) const {
   const auto count = static_cast<int64_t>(out.size());
-  NEAP_ASSERT(begin >= 0 && begin + count <= size_, "tokens ", begin, " + ", count, " of ", size_);
+  NEAP_ASSERT(begin >= 0 && begin <= size_ - count, "tokens ", begin, " + ", count, " of ", size_);
+  file_.check_length();
   visit([&](const auto* tokens) { std::copy_n(tokens + begin, count, out.begin()); });
+  release(begin, count);
 }
 
 void TokenFile::check_vocabulary(int64_t vocabulary) const {
   visit([&](const auto* tokens) {
-    const auto* end = tokens + size_;
-    const auto* bad = std::find_if(tokens, end, [&](auto token) { return static_cast<int64_t>(token) >= vocabulary; });
-    NEAP_CHECK(bad == end, "[data.path] ", name_, ": expected tokens below the model's vocabulary of ", vocabulary,
-               "; found ", static_cast<int64_t>(*bad), " at position ", bad - tokens,
-               "; tokenise with the model's own tokenizer, and check data.token_type");
+    const auto bad = [&](auto token) {
+      const auto value = static_cast<int64_t>(token);
+      return value < 0 || value >= vocabulary;
+    };
+    for (int64_t begin = 0; begin < size_; begin += kCheckedAtOnce) {
+      const int64_t end = std::min(size_, begin + kCheckedAtOnce);
+      // Without a way out of the loop it runs as vectors; where the culprit is matters only when there is one.
+      bool any = false;
+      for (int64_t i = begin; i < end; ++i) any |= bad(tokens[i]);
+      const int64_t at = any ? std::find_if(tokens + begin, tokens + end, bad) - tokens : 0;
+      NEAP_CHECK(!any, "[data.path] ", name_, ": expected tokens below the model's vocabulary of ", vocabulary,
+                 "; found ", static_cast<int64_t>(tokens[at]), " at position ", at,
+                 "; tokenise with the model's own tokenizer, and check data.token_type");
+      release(begin, end - begin);
+    }
   });
 }
 

@@ -1,8 +1,10 @@
 // torch-free
-// A file of tokens, memory-mapped: bare 16 or 32-bit tokens (nanoGPT), llm.c's format, or any text as bytes.
+// A file of tokens, memory-mapped: bare tokens (nanoGPT), llm.c's format, Megatron's .bin with its .idx, or any text as
+// bytes.
 //
-// Little-endian. Opening checks the header and the length, so that a truncated file is found before the first step.
-// Movable only; reading is thread-safe. The file must not shrink while it is open.
+// Little-endian. Opening checks header, index and length, so that a truncated file is found before the first step. What
+// has been read leaves the process again: its memory does not grow with the file. Movable only; reading is
+// thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -11,41 +13,41 @@
 #include <span>
 #include <string>
 
+#include "neap/base/mapped_file.h"
 #include "neap/train/config.h"
 
 namespace neap::train {
 
 class TokenFile {
  public:
-  // Throws UserError naming the file: missing, not a file, empty, truncated, a wrong header.
+  // `token_type` is of bare tokens alone; the other formats say it themselves. Throws UserError naming the file:
+  // missing, not a file, empty, truncated, a wrong header or index.
   static TokenFile open(const std::filesystem::path& path, DataFormat format = DataFormat::kAutomatic,
                         TokenType token_type = TokenType::kUint16);
-
-  TokenFile(TokenFile&& other) noexcept;
-  TokenFile& operator=(TokenFile&& other) noexcept;
-  ~TokenFile();
 
   // In tokens.
   int64_t size() const noexcept { return size_; }
   const std::string& name() const noexcept { return name_; }
+  TokenType type() const noexcept { return type_; }
 
-  // Copies tokens begin … begin + out.size() - 1. REQUIRES: they lie inside the file.
+  // Copies tokens begin … begin + out.size() - 1. UserError when the file has become shorter since it was opened.
+  // REQUIRES: they lie inside the file.
   void read(int64_t begin, std::span<int64_t> out) const;
 
-  // Throws UserError when a token is not below `vocabulary`. Reads the whole file once.
+  // Throws UserError when a token is not from 0 to `vocabulary` - 1. Reads the whole file once.
   void check_vocabulary(int64_t vocabulary) const;
 
  private:
-  TokenFile() = default;
-  void unmap() noexcept;
+  TokenFile(std::string name, MappedFile file) : name_(std::move(name)), file_(std::move(file)) {}
+  // Calls function(pointer to the first token in its own type).
   template <class Function>
-  auto visit(Function&& function) const;
+  decltype(auto) visit(Function&& function) const;
+  void release(int64_t begin, int64_t count) const noexcept;
 
   std::string name_;
-  void* mapping_ = nullptr;
-  size_t mapped_bytes_ = 0;
+  MappedFile file_;
   size_t offset_ = 0;  // of the first token
-  int width_ = 1;      // bytes of one token
+  TokenType type_ = TokenType::kUint8;
   int64_t size_ = 0;
 };
 

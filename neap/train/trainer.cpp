@@ -1,8 +1,6 @@
 #include "neap/train/trainer.h"
 
 #include <ATen/ops/add.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
 
 #include <chrono>
@@ -77,6 +75,10 @@ Trainer::Trainer(Parts parts, const TrainSection& train, double clip)
           parts_.sharded == nullptr ? parts_.optimizer.parameters() : std::vector<at::Tensor>(), parts_.device)),
       ranks_(parts_.world == nullptr ? 1 : parts_.world->size()),
       rank_(parts_.world == nullptr ? 0 : parts_.world->rank()),
+      reader_(parts_.sequences, {.batch = train.batch,
+                                 .sequence = train.sequence,
+                                 .stride = train.batch * ranks_,
+                                 .device = parts_.device.c10_device()}),
       steps_done_(parts_.steps_done),
       sequences_done_(parts_.sequences_done) {
   NEAP_ASSERT((parts_.world == nullptr) == (parts_.sharded == nullptr), "ranks and a sharded model come together");
@@ -96,18 +98,11 @@ void Trainer::phase(const char* name, Function&& function) {
   }
 }
 
-at::Tensor Trainer::batch(int64_t micro, at::Tensor& labels) const {
-  const at::Tensor inputs = at::empty({train_.batch, train_.sequence}, at::kLong);
-  labels = at::empty_like(inputs);
-  const auto length = static_cast<size_t>(train_.sequence);
-  const int64_t first = sequences_done_ + (micro * ranks_ + rank_) * train_.batch;
-  for (int64_t row = 0; row < train_.batch; ++row) {
-    const int64_t offset = row * train_.sequence;
-    parts_.sequences.read(first + row, {inputs.data_ptr<int64_t>() + offset, length},
-                          {labels.data_ptr<int64_t>() + offset, length});
-  }
-  labels = labels.to(parts_.device.c10_device());
-  return inputs.to(parts_.device.c10_device());
+at::Tensor Trainer::batch(int64_t micro, at::Tensor& labels) {
+  const Batch batch = reader_.read(sequences_done_ + (micro * ranks_ + rank_) * train_.batch);
+  const c10::Device device = parts_.device.c10_device();
+  labels = batch.labels.to(device, /*non_blocking=*/true);
+  return batch.inputs.to(device, /*non_blocking=*/true);
 }
 
 // `losses`: their sum, or with several ranks each of them, as sums of float32 depend on the order.
@@ -172,6 +167,7 @@ StepMetrics Trainer::step() {
   StepMetrics metrics;
   metrics.step = steps_done_ + 1;
   metrics.lr = parts_.rate.at(steps_done_);
+  const auto waited = reader_.waited();
   metrics.tokens = train_.batch * train_.sequence * train_.accumulation * ranks_;
   try {
     std::vector<at::Tensor> losses;
@@ -189,6 +185,7 @@ StepMetrics Trainer::step() {
   ++steps_done_;
   sequences_done_ += train_.accumulation * ranks_ * train_.batch;
   metrics.step_ms = milliseconds_since(begin);
+  metrics.data_wait_ms = std::chrono::duration<double, std::milli>(reader_.waited() - waited).count();
   if (parts_.device_has_clock) metrics.device_step_ms = milliseconds_on_device(device_begin, device);
   if (const auto stats = device.memory_stats()) metrics.device_peak = stats->allocated_peak;
   if (parts_.sharded == nullptr) metrics.peak_parts = peak_->parts();

@@ -4,8 +4,8 @@
 // loss are means over all tokens, however they were split, also over ranks (parallel.h). Same data, same seed, same
 // bits, with or without offload and recomputation.
 //
-// The host waits for the device once a step, for the gradient norm, and where the device has a clock of its own also
-// for the end of the step, to read it. Not thread-safe.
+// Batches are read ahead by a thread of their own (batch_reader.h). The host waits for the device once a step, for the
+// gradient norm, and where the device has a clock of its own also for the end of the step, to read it. Not thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,6 +19,7 @@
 
 #include "neap/base/error.h"
 #include "neap/device/device.h"
+#include "neap/train/batch_reader.h"
 #include "neap/train/config.h"
 #include "neap/train/memory_report.h"
 #include "neap/train/metrics.h"
@@ -98,7 +99,7 @@ class Trainer {
  private:
   void accumulate_gradients(int64_t tokens, std::vector<at::Tensor>& losses);
   void reduce(const std::vector<at::Tensor>& losses, StepMetrics& metrics);
-  at::Tensor batch(int64_t micro, at::Tensor& labels) const;
+  at::Tensor batch(int64_t micro, at::Tensor& labels);
   void update(StepMetrics& metrics);
   void add_offload_report(StepMetrics& metrics) const;
   void add_recompute_report(StepMetrics& metrics) const;
@@ -111,6 +112,7 @@ class Trainer {
   std::unique_ptr<PeakMeter> peak_;
   const int64_t ranks_;
   const int64_t rank_;
+  BatchReader reader_;
   int64_t steps_done_;
   int64_t sequences_done_;
   bool stop_agreed_ = false;

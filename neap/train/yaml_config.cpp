@@ -1,5 +1,6 @@
 #include "neap/train/yaml_config.h"
 
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
@@ -21,11 +22,50 @@ std::string place_of(const YAML::Node& node, const std::string& file) {
   return mark.is_null() ? file : file + ":" + std::to_string(mark.line + 1);
 }
 
+// YAML has no place for control characters; yaml-cpp takes 0x04 for the end of its input, and its scanner may then run
+// on for ever.
+void check_characters(const std::string& text, const std::string& name) {
+  const auto bad = std::ranges::find_if(text, [](char c) {
+    const auto byte = static_cast<unsigned char>(c);
+    return (byte < 0x20 && c != '\n' && c != '\r' && c != '\t') || byte == 0x7f;
+  });
+  if (bad == text.end()) return;
+  NEAP_USER_ERROR("[", name, ":", 1 + std::count(text.begin(), bad, '\n'),
+                  "] not valid YAML: expected text; found the control character ",
+                  static_cast<int>(static_cast<unsigned char>(*bad)));
+}
+
+// Counts documents, and looks at nothing else of them.
+class DocumentCounter : public YAML::EventHandler {
+ public:
+  int count = 0;
+
+  void OnDocumentStart(const YAML::Mark& /*mark*/) override { ++count; }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark& /*mark*/, YAML::anchor_t /*anchor*/) override {}
+  void OnAlias(const YAML::Mark& /*mark*/, YAML::anchor_t /*anchor*/) override {}
+  void OnScalar(const YAML::Mark& /*mark*/, const std::string& /*tag*/, YAML::anchor_t /*anchor*/,
+                const std::string& /*value*/) override {}
+  void OnSequenceStart(const YAML::Mark& /*mark*/, const std::string& /*tag*/, YAML::anchor_t /*anchor*/,
+                       YAML::EmitterStyle::value /*style*/) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark& /*mark*/, const std::string& /*tag*/, YAML::anchor_t /*anchor*/,
+                  YAML::EmitterStyle::value /*style*/) override {}
+  void OnMapEnd() override {}
+};
+
 YAML::Node parse_yaml(const std::string& text, const std::string& name) {
+  check_characters(text, name);
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
-    NEAP_CHECK(documents.size() <= 1, "[", name, "] expected one YAML document; found ", documents.size());
-    return documents.empty() ? YAML::Node() : documents.front();
+    // YAML::LoadAll() never comes to an end where a document begins with `}` or the like: the parser reports document
+    // after document without reading on. Two are enough to know.
+    std::istringstream in(text);
+    YAML::Parser parser(in);
+    DocumentCounter documents;
+    while (documents.count < 2 && parser.HandleNextDocument(documents)) {
+    }
+    NEAP_CHECK(documents.count < 2, "[", name, "] expected one YAML document; found several, or text after its end");
+    return YAML::Load(text);
   } catch (const YAML::Exception& error) {
     const std::string line = error.mark.is_null() ? "" : ":" + std::to_string(error.mark.line + 1);
     NEAP_USER_ERROR("[", name, line, "] not valid YAML: ", error.msg);

@@ -97,5 +97,28 @@ TEST(YamlConfig, AMissingRunFileIsAUserError) {
   EXPECT_THROW(load_config("/", {}), UserError);
 }
 
+TEST(YamlConfig, TextsAreWrittenAsTheyAreReadAlsoWithLineEnds) {
+  RunConfig config;
+  config.model.path = "a \"b\" \\c";
+  config.data.path = "line\nend\ttab\x01";
+  config.offload.modules = {"x\n", "model.layers.{*}"};
+  const RunConfig again = parse_config(to_yaml(config), "written.yaml", {});
+  EXPECT_EQ(again.model.path, config.model.path);
+  EXPECT_EQ(again.data.path, config.data.path);
+  EXPECT_EQ(again.offload.modules, config.offload.modules);
+}
+
+TEST(YamlConfig, AControlCharacterIsAnErrorOfItsLine) {
+  EXPECT_THAT(error_of("model: {path: m}\ndata:\n \x04{path: d}\n"),
+              HasSubstr("[run.yaml:3] not valid YAML: expected text; found the control character 4"));
+}
+
+// YAML::LoadAll() runs until there is no memory left on each of these.
+TEST(YamlConfig, TextThatNoDocumentBeginsWithIsAnError) {
+  for (const char* text : {"}", ", init: random}\ndata:\n ", "]\n", "model: {path: m}\n}\n"}) {
+    EXPECT_THAT(error_of(text), HasSubstr("[run.yaml")) << text;
+  }
+}
+
 }  // namespace
 }  // namespace neap::train

@@ -1,6 +1,8 @@
 """tools/tokenize_text.py: the files it writes, and the errors it gives."""
 
 import importlib.util
+import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -67,12 +69,97 @@ def test_nanogpt_format_has_no_header_and_max_bytes_cuts(model, tmp_path):
     assert tokens[-1] == SEPARATOR
 
 
-def test_a_large_vocabulary_takes_four_bytes(model, tmp_path):
-    tokens = np.array([1, 70000], dtype=np.uint32)
-    tokenize_text.write_tokens(tokens, tmp_path / "x.bin", with_header=True)
+def test_a_large_vocabulary_takes_four_bytes(tmp_path):
+    writer = tokenize_text.TokenWriter(tmp_path / "x.bin", tokenize_text.width_of(70001, "llmc"), with_header=True)
+    writer.add([1])
+    writer.add([70000])
+    writer.finish()
     raw = (tmp_path / "x.bin").read_bytes()
     assert list(np.frombuffer(raw[:12], dtype="<i4")) == [20240801, 7, 2]
     assert list(np.frombuffer(raw[1024:], dtype="<u4")) == [1, 70000]
+    assert tokenize_text.width_of(70001, "megatron") is np.int32
+
+
+def parse_index(raw):
+    """Version, type, lengths, pointers and documents, as Megatron-LM's reader takes them."""
+    assert raw[:9] == b"MMIDIDX\0\0"
+    version, code, sequences, entries = struct.unpack("<QBQQ", raw[9:34])
+    lengths = np.frombuffer(raw, "<i4", sequences, 34)
+    pointers = np.frombuffer(raw, "<i8", sequences, 34 + 4 * sequences)
+    documents = np.frombuffer(raw, "<i8", entries, 34 + 12 * sequences)
+    assert len(raw) == 34 + 12 * sequences + 8 * entries
+    return version, code, lengths.tolist(), pointers.tolist(), documents.tolist()
+
+
+def test_lines_of_json_become_a_megatron_file_with_its_index(model, tmp_path, monkeypatch):
+    lines = tmp_path / "web.jsonl"
+    lines.write_text('{"body": "one"}\n\n{"body": "zwei", "id": 7}\n{"body": ""}\n{"body": "é"}')
+    out = tmp_path / "x.bin"
+    done = run("--model", model, "--out", out, "--format", "megatron", "--json-key", "body", lines)
+    assert done.returncode == 0, done.stderr
+    tokens = np.frombuffer(out.read_bytes(), dtype="<u2")
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    assert tokenizer.decode(tokens.tolist(), skip_special_tokens=True) == "onezweié"
+    index = (tmp_path / "x.idx").read_bytes()
+    assert parse_index(index) == (1, 8, [4, 5, 3], [0, 8, 18], [0, 1, 2, 3])
+
+    monkeypatch.setattr(tokenize_text, "INDEX_ENTRIES", 2)  # in several parts
+    tokenize_text.tokenize(model, out, [lines], file_format="megatron", json_key="body")
+    assert (tmp_path / "x.idx").read_bytes() == index
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "web.jsonl", "x.bin", "x.idx"]
+
+
+def test_a_long_text_is_one_document_whose_pieces_end_with_lines(model, tmp_path, monkeypatch):
+    text = tmp_path / "a.txt"
+    text.write_text("äöü\n" * 10 + "end")
+    monkeypatch.setattr(tokenize_text, "PIECE_BYTES", 9)  # within a letter
+    pieces = list(tokenize_text.read_documents([text], "text", sys.maxsize))
+    assert len(pieces) > 5
+    assert "".join(piece for piece, _ in pieces) == text.read_text()
+    assert all(piece.endswith("\n") for piece, _ in pieces[:-1])
+    assert [ends for _, ends in pieces] == [False] * (len(pieces) - 1) + [True]
+    tokenize_text.tokenize(model, tmp_path / "pieces.bin", [text])
+    monkeypatch.undo()
+    tokenize_text.tokenize(model, tmp_path / "whole.bin", [text])
+    assert (tmp_path / "pieces.bin").read_bytes() == (tmp_path / "whole.bin").read_bytes()
+
+
+def peak_kilobytes(*arguments):
+    process = subprocess.Popen([sys.executable, str(SCRIPT), *map(str, arguments)], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_maxrss
+
+
+def test_memory_does_not_grow_with_the_input(model, tmp_path):
+    line = "All work and no play makes a dull boy. " * 5 + "\n"
+    for name, megabytes in ("small.txt", 6), ("large.txt", 24):
+        (tmp_path / name).write_text(line * (megabytes * 2**20 // len(line)))
+    small = peak_kilobytes("--model", model, "--out", tmp_path / "s.bin", tmp_path / "small.txt")
+    large = peak_kilobytes("--model", model, "--out", tmp_path / "l.bin", tmp_path / "large.txt")
+    assert (tmp_path / "l.bin").stat().st_size > 40 * 2**20
+    assert large < small + 20_000, (small, large)
+
+
+def test_the_tokenizers_own_end_of_text_is_the_separator(model, tmp_path):
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<eot>"])
+    tokenizer.save(str(model / "tokenizer.json"))
+    for written in '"<eot>"', '{"content": "<eot>", "lstrip": false}':
+        (model / "tokenizer_config.json").write_text(f'{{"eos_token": {written}}}')
+        (tmp_path / "a.txt").write_text("a")
+        tokenize_text.tokenize(model, tmp_path / "x.bin", [tmp_path / "a.txt"])
+        assert np.frombuffer((tmp_path / "x.bin").read_bytes()[1024:], dtype="<u2")[-1] == SEPARATOR + 1
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"body": "no text"}', '{"text": 5}'])
+def test_a_bad_line_of_json_is_named(model, tmp_path, line):
+    (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n' + line)
+    done = run("--model", model, "--out", tmp_path / "x.bin", tmp_path / "a.jsonl")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"tokenize_text: {tmp_path}/a.jsonl:2: expected")
+    assert not (tmp_path / "x.bin").exists()
 
 
 def test_pythons_own_sources_are_found_and_hold_no_packages():
