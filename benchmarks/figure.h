@@ -27,5 +27,6 @@ inline void print_figure(const std::string& name, double value, const char* unit
 int offload_step(int argc, char** argv);       // offload_step.cpp
 int saved_tensor_cost(int argc, char** argv);  // saved_tensor_cost.cpp
 int tape_length(int argc, char** argv);        // saved_tensor_cost.cpp
+int shard_step(int argc, char** argv);         // shard_step.cpp
 
 }  // namespace neap::bench

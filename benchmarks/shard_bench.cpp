@@ -1,82 +1,40 @@
 // What sharding costs.
 //
-//   shard_bench engine    host time per unit and step at 10, 100 and 1000 units, on one rank: everything but the
-//                         collectives, beyond the same model without sharding
-//   torchrun --standalone --nproc-per-node 2 --no-python shard_bench step [bfloat16]
-//                         milliseconds per step and live bytes of a Llama of 34 million parameters over Gloo
-#include <ATen/Parallel.h>
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/_fused_adamw.h>
-#include <ATen/ops/arange.h>
+//   shard_bench engine       time per unit and step at 10, 100, 1000 and 10,000 units (or others), on one rank:
+//                            everything but the collectives, beyond the same model without sharding
+//   shard_bench arithmetic   what a rank of a large world computes of its mesh and of a layer's layout
+//   shard_bench step …       one rank of what fsdp2_step.py measures
 #include <ATen/ops/ones.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
-#include <c10/core/CPUAllocator.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <cstdlib>
-#include <cstring>
+#include <ctime>
+#include <map>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "benchmarks/figure.h"
 #include "neap/autograd/hook_point.h"
-#include "neap/models/causal_lm.h"
+#include "neap/comm/mesh.h"
+#include "neap/shard/flat_layout.h"
 #include "neap/shard/fully_shard.h"
 
 namespace neap::bench {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+// Of this thread on a core: on one rank nothing else works, and what other processes do does not count.
+double cpu_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
 
 double median(std::vector<double> values) {
   std::ranges::sort(values);
   return values[values.size() / 2];
 }
-
-// Counts the bytes of live CPU tensors: resident memory would count what the C library keeps, too.
-class CountingAllocator final : public c10::Allocator {
- public:
-  static CountingAllocator& get() {
-    static auto* const allocator = new CountingAllocator();
-    return *allocator;
-  }
-
-  c10::DataPtr allocate(std::size_t bytes) override {
-    void* block = std::aligned_alloc(kHeader, (bytes + 2 * kHeader - 1) / kHeader * kHeader);
-    if (block == nullptr) throw std::bad_alloc();
-    std::memcpy(block, &bytes, sizeof bytes);
-    const int64_t now = live_ += static_cast<int64_t>(bytes);
-    for (int64_t peak = peak_; now > peak && !peak_.compare_exchange_weak(peak, now);) {
-    }
-    void* data = static_cast<char*>(block) + kHeader;
-    return {data, data, &release, c10::Device(c10::kCPU)};
-  }
-  c10::DeleterFnPtr raw_deleter() const override { return &release; }
-  void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
-
-  void reset_peak() { peak_ = live_.load(); }
-  int64_t peak() const { return peak_; }
-
- private:
-  static constexpr std::size_t kHeader = 64;
-
-  static void release(void* data) {
-    if (data == nullptr) return;
-    void* block = static_cast<char*>(data) - kHeader;
-    std::size_t bytes;
-    std::memcpy(&bytes, block, sizeof bytes);
-    get().live_ -= static_cast<int64_t>(bytes);
-    std::free(block);
-  }
-
-  std::atomic<int64_t> live_{0}, peak_{0};
-};
 
 // ---- engine
 
@@ -112,102 +70,81 @@ class Chain : public torch::nn::Module {
 double seconds_per_step(Chain& chain, shard::Sharded* sharded) {
   std::vector<double> times;
   for (int step = 0; step < 25; ++step) {
-    const auto begin = Clock::now();
+    const double begin = cpu_seconds();
     (sharded != nullptr ? sharded->run([&] { return chain.forward(); }) : chain.forward()).backward();
-    times.push_back(seconds_since(begin));
+    times.push_back(cpu_seconds() - begin);
     for (const at::Tensor& p : chain.parameters()) p.mutable_grad().reset();
   }
   return median(times);
 }
 
-int engine() {
+// Linear in the number of units. Beyond some hundreds of them, what a step touches leaves the core's own cache, and the
+// model's cost without sharding rises alike; so the growth is told from there on, where a scan over all units would
+// show as a factor of ten.
+int engine(std::vector<int64_t> sizes) {
+  if (sizes.empty()) sizes = {10, 100, 1000, 10'000};
   const auto world = comm::World::connect(comm::Launch{});
-  for (const int64_t units : {10, 100, 1000}) {
+  std::map<int64_t, double> by_size;
+  for (const int64_t units : sizes) {
     Chain chain(units);
     const double plain = seconds_per_step(chain, nullptr);
     shard::Sharded sharded = shard::fully_shard(chain, world->groups(comm::Mesh(1, 0)));
     const double added = seconds_per_step(chain, &sharded) - plain;
-    print_figure("shard_engine_us_per_unit_" + std::to_string(units), added * 1e6 / static_cast<double>(units), "µs");
+    const auto per_unit = [&](double seconds) { return seconds * 1e6 / static_cast<double>(units); };
+    std::printf("%lld units: %.2f µs each without sharding\n", static_cast<long long>(units), per_unit(plain));
+    print_figure("shard_engine_us_per_unit_" + std::to_string(units), per_unit(added), "µs");
+    by_size[units] = per_unit(added);
+  }
+  if (by_size.contains(1000) && by_size.contains(10'000)) {
+    print_figure("shard_engine_growth_1000_to_10000", by_size[10'000] / by_size[1000], "x", 1.5);
   }
   world->close();
   return 0;
 }
 
-// ---- step
+// ---- arithmetic
 
-// As torch.optim.AdamW(fused=True) with its defaults.
-class AdamW {
- public:
-  explicit AdamW(std::vector<at::Tensor> parameters) : parameters_(std::move(parameters)) {
-    for (const at::Tensor& p : parameters_) {
-      means_.push_back(at::zeros_like(p.detach()));
-      squares_.push_back(at::zeros_like(p.detach()));
-      steps_.push_back(at::zeros({}, at::kFloat));
-    }
-  }
-  void step() {
-    const at::NoGradGuard no_grad;
-    std::vector<at::Tensor> gradients;
-    for (const at::Tensor& p : parameters_) gradients.push_back(p.grad());
-    for (const at::Tensor& count : steps_) count.add_(1);
-    at::_fused_adamw_(parameters_, gradients, means_, squares_, {}, steps_, /*lr=*/1e-3, 0.9, 0.999,
-                      /*weight_decay=*/0.01, 1e-8, /*amsgrad=*/false, /*maximize=*/false);
-  }
-  void zero_grad() {
-    for (const at::Tensor& p : parameters_) p.mutable_grad().reset();
-  }
-
- private:
-  std::vector<at::Tensor> parameters_, means_, squares_, steps_;
-};
-
-int step(bool narrow) {
-  constexpr int64_t kSequence = 256, kVocabulary = 8192;
-  constexpr int kWarmUp = 3, kSteps = 12;
-  c10::SetCPUAllocator(&CountingAllocator::get(), /*priority=*/100);
-  at::set_num_threads(1);
-  const auto world = comm::World::connect(comm::Launch::from_environment());
-  models::LlamaConfig config;
-  config.model_type = "llama";
-  config.vocab_size = kVocabulary;
-  config.hidden_size = 512;
-  config.intermediate_size = 1408;
-  config.num_hidden_layers = 8;
-  config.num_attention_heads = config.num_key_value_heads = 8;
-  config.head_dim = 64;
-  const auto model = models::make_llama(config);
-  shard::Options options;
-  if (narrow) {
-    options.param_dtype = at::kBFloat16;
-    options.reduce_dtype = at::kFloat;
-  }
-  shard::Sharded sharded = shard::fully_shard(*model, world->groups(comm::Mesh(world->size(), world->rank())), options);
-  AdamW optimizer(sharded.parameters());
+// What a rank of a large world works out before its first step: its place in the mesh, and where the parameters of a
+// layer lie. `body` returns something that depends on all of it, so that none of it is left out.
+template <class Body>
+double microseconds(const Body& body) {
+  constexpr int kCalls = 100;  // a clock's tick is no small part of one
   std::vector<double> times;
-  double loss_value = 0;
-  for (int64_t i = 0; i < kWarmUp + kSteps; ++i) {
-    const auto ids = (at::arange(kSequence + 1, at::kLong) * 31 + i * 7 + world->rank() * 101).remainder(kVocabulary);
-    const auto batch = ids.view({1, -1});
-    world->all().barrier("step").wait();
-    if (i == kWarmUp) CountingAllocator::get().reset_peak();
-    const auto begin = Clock::now();
-    const at::Tensor loss =
-        sharded.run([&] { return model->loss(batch.narrow(1, 0, kSequence), batch.narrow(1, 1, kSequence)); });
-    loss.backward();
-    optimizer.step();
-    optimizer.zero_grad();
-    if (i >= kWarmUp) times.push_back(seconds_since(begin));
-    loss_value = loss.item<double>();
+  int64_t sum = 0;
+  for (int i = 0; i < 101; ++i) {
+    const double begin = cpu_seconds();
+    for (int call = 0; call < kCalls; ++call) sum += body(i * kCalls + call);
+    times.push_back((cpu_seconds() - begin) * 1e6 / kCalls);
   }
-  if (world->rank() == 0) {
-    const std::string name =
-        std::string("shard_step_") + (narrow ? "bfloat16_" : "float32_") + std::to_string(world->size()) + "_ranks";
-    print_figure(name + "_ms", median(times) * 1e3, "ms");
-    print_figure(name + "_fastest_ms", *std::ranges::min_element(times) * 1e3, "ms");
-    print_figure(name + "_live", static_cast<double>(CountingAllocator::get().peak()) / (1 << 20), "MiB");
-    print_figure(name + "_loss", loss_value, "");
+  if (sum == 0) std::abort();
+  return median(times);
+}
+
+int64_t mesh_of(int world, int rank) {
+  const comm::Mesh mesh(world, rank, {.data_parallel_replicate = 16});
+  return mesh.shard_index() + mesh.replicate_index() + static_cast<int64_t>(mesh.shard_name().size()) +
+         static_cast<int64_t>(mesh.replicate_name().size()) + mesh.shard_ranks().back() + mesh.replicate_ranks().back();
+}
+
+// A layer of Llama 2 7B: attention, mlp, norms.
+int64_t layout_of(int64_t ranks, int64_t rank) {
+  constexpr int64_t kWidth = 4096, kInner = 11008;
+  std::vector<shard::FlatItem> items(4, {.numel = kWidth * kWidth});
+  items.insert(items.end(), 3, {.numel = kWidth * kInner});
+  items.insert(items.end(), 2, {.numel = kWidth});
+  const shard::FlatLayout layout(items, ranks, /*alignment=*/16);
+  int64_t sum = layout.padding();
+  const auto [first, last] = layout.items_of(rank);
+  for (std::size_t i = first; i < last; ++i) sum += layout.piece(i, rank).numel();
+  return sum;
+}
+
+int arithmetic() {
+  for (const int ranks : {64, 16'384}) {
+    const std::string at = "_at_" + std::to_string(ranks) + "_ranks";
+    print_figure("shard_mesh_us" + at, microseconds([&](int i) { return mesh_of(ranks, i % ranks); }), "µs");
+    print_figure("shard_layout_us" + at, microseconds([&](int i) { return layout_of(ranks, i % ranks); }), "µs");
   }
-  world->close();
   return 0;
 }
 
@@ -216,8 +153,13 @@ int step(bool narrow) {
 
 int main(int argc, char** argv) {
   const std::string_view what = argc > 1 ? argv[1] : "";
-  if (what == "engine") return neap::bench::engine();
-  if (what == "step") return neap::bench::step(argc > 2 && std::string_view(argv[2]) == "bfloat16");
-  std::fprintf(stderr, "expected: shard_bench engine | step [bfloat16]\n");
+  if (what == "engine") {
+    std::vector<int64_t> sizes;
+    for (int i = 2; i < argc; ++i) sizes.push_back(std::atoll(argv[i]));
+    return neap::bench::engine(sizes);
+  }
+  if (what == "arithmetic") return neap::bench::arithmetic();
+  if (what == "step") return neap::bench::shard_step(argc, argv);
+  std::fprintf(stderr, "expected: shard_bench engine [UNITS…] | arithmetic | step …\n");
   return 2;
 }
