@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "neap/offload/engine.h"
+#include "testing/deepseek_config.h"
 #include "testing/llama_config.h"
 #include "testing/sim_fixture.h"
 #include "testing/small_models.h"
@@ -19,12 +20,16 @@
 namespace neap::testing {
 namespace {
 
-Model decoder(const char* name, const char* model_type, bool qk_norm, at::ScalarType dtype) {
+Model llama(const char* name, const char* model_type, bool qk_norm, at::ScalarType dtype) {
   models::LlamaConfig config = small_llama(/*vocabulary=*/97);
   config.model_type = model_type;
   config.num_hidden_layers = 5;
   config.qk_norm = qk_norm;
-  return llama(name, config, dtype, /*length=*/32);
+  return decoder(name, config, dtype, /*length=*/32);
+}
+
+Model deepseek(const char* name, at::ScalarType dtype) {
+  return decoder(name, small_deepseek(/*vocabulary=*/97), dtype, /*length=*/32);
 }
 
 struct Way {
@@ -80,8 +85,9 @@ void everything_leaves(offload::Options& options) {
 }
 
 const auto kModels = ::testing::Values(
-    decoder("Llama", "llama", false, at::kFloat), decoder("LlamaBf16", "llama", false, at::kBFloat16),
-    decoder("Qwen3", "qwen3", true, at::kFloat), hostile("Hostile", at::kFloat), hostile("HostileBf16", at::kBFloat16));
+    llama("Llama", "llama", false, at::kFloat), llama("LlamaBf16", "llama", false, at::kBFloat16),
+    llama("Qwen3", "qwen3", true, at::kFloat), deepseek("Deepseek", at::kFloat),
+    deepseek("DeepseekBf16", at::kBFloat16), hostile("Hostile", at::kFloat), hostile("HostileBf16", at::kBFloat16));
 
 INSTANTIATE_TEST_SUITE_P(Models, SimAndCpu, kModels, [](const auto& info) { return std::string(info.param.name); });
 

@@ -26,9 +26,9 @@ struct Model {
 inline void PrintTo(const Model& model, std::ostream* out) { *out << model.name; }
 
 // Two sequences of `length` tokens a step.
-inline Model llama(const char* name, const models::LlamaConfig& config, at::ScalarType dtype, int64_t length) {
+inline Model decoder(const char* name, const models::ModelConfig& config, at::ScalarType dtype, int64_t length) {
   return {name, [config, dtype, length](c10::Device device) {
-            const auto model = models::make_llama(config, at::TensorOptions().device(device).dtype(dtype), /*seed=*/3);
+            const auto model = models::make_model(config, at::TensorOptions().device(device).dtype(dtype), /*seed=*/3);
             const auto loss = [model, device, length, tokens = config.vocab_size](int64_t step) {
               const auto numbers = at::arange(2 * (length + 1), at::kLong) * 11 + step * 5;
               const auto ids = numbers.remainder(tokens).view({2, length + 1}).to(device);

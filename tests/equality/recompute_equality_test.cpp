@@ -14,6 +14,7 @@
 
 #include "neap/offload/engine.h"
 #include "neap/recompute/recompute.h"
+#include "testing/deepseek_config.h"
 #include "testing/llama_config.h"
 #include "testing/sim_fixture.h"
 #include "testing/small_models.h"
@@ -22,13 +23,20 @@
 namespace neap::testing {
 namespace {
 
-Model decoder(const char* name, const char* model_type, bool qk_norm, at::ScalarType dtype) {
+Model llama(const char* name, const char* model_type, bool qk_norm, at::ScalarType dtype) {
   models::LlamaConfig config = small_llama(/*vocabulary=*/97);
   config.model_type = model_type;
   config.intermediate_size = 96;
   config.num_hidden_layers = 4;
   config.qk_norm = qk_norm;
-  return llama(name, config, dtype, /*length=*/16);
+  return decoder(name, config, dtype, /*length=*/16);
+}
+
+// Four layers, of which one has an mlp and the others experts.
+Model deepseek() {
+  models::ModelConfig config = small_deepseek(/*vocabulary=*/97);
+  config.num_hidden_layers = 4;
+  return decoder("Deepseek", config, at::kFloat, /*length=*/16);
 }
 
 // Which units run again, and how many regions that makes a step with four layers.
@@ -99,17 +107,23 @@ const Choice kMlps{"Mlps", {"model.layers.{*}.mlp"}, 4};
 const Choice kNested{"LayersAndMlpsInside", {"model.layers.{*}", "model.layers.{*}.mlp"}, 8};
 
 INSTANTIATE_TEST_SUITE_P(Decoders, RecomputeEquality,
-                         ::testing::Combine(::testing::Values(decoder("Llama", "llama", false, at::kFloat),
-                                                              decoder("Qwen3", "qwen3", true, at::kFloat)),
+                         ::testing::Combine(::testing::Values(llama("Llama", "llama", false, at::kFloat),
+                                                              llama("Qwen3", "qwen3", true, at::kFloat)),
                                             ::testing::Values(kAllLayers, kFirstThree, kMlps, kNested),
                                             ::testing::Values(Offloaded::kNo, Offloaded::kLayers, Offloaded::kParts),
                                             ::testing::Bool()),
                          name_of);
 
 INSTANTIATE_TEST_SUITE_P(Bfloat16, RecomputeEquality,
-                         ::testing::Combine(::testing::Values(decoder("LlamaBf16", "llama", false, at::kBFloat16)),
+                         ::testing::Combine(::testing::Values(llama("LlamaBf16", "llama", false, at::kBFloat16)),
                                             ::testing::Values(kAllLayers, kNested),
                                             ::testing::Values(Offloaded::kNo, Offloaded::kLayers), ::testing::Bool()),
+                         name_of);
+
+INSTANTIATE_TEST_SUITE_P(Experts, RecomputeEquality,
+                         ::testing::Combine(::testing::Values(deepseek()), ::testing::Values(kAllLayers, kNested),
+                                            ::testing::Values(Offloaded::kNo, Offloaded::kLayers, Offloaded::kParts),
+                                            ::testing::Bool()),
                          name_of);
 
 INSTANTIATE_TEST_SUITE_P(Hostile, RecomputeEquality,
