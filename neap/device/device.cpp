@@ -17,12 +17,11 @@ namespace {
 
 using c10::impl::VirtualGuardImpl;
 
-constexpr size_t kTypes = static_cast<size_t>(c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES);
 constexpr size_t kIndices = 128;  // c10::DeviceIndex is an int8_t
 
 // One cell per possible device: of() is on the path of every saved tensor, so a known device costs one load.
-std::array<std::array<std::atomic<Device*>, kIndices>, kTypes>& registry() {
-  static auto* cells = new std::array<std::array<std::atomic<Device*>, kIndices>, kTypes>{};
+std::array<std::array<std::atomic<Device*>, kIndices>, internal::kTypes>& registry() {
+  static auto* cells = new std::array<std::array<std::atomic<Device*>, kIndices>, internal::kTypes>{};
   return *cells;
 }
 
@@ -52,8 +51,8 @@ int64_t steady_ns() {
 
 struct Clocks {
   Mutex mutex;
-  std::array<std::shared_ptr<const Clock>, kTypes> of_type NEAP_GUARDED_BY(mutex);
-  std::array<std::atomic<bool>, kTypes> is_set{};  // spares the lock where there is no clock
+  std::array<std::shared_ptr<const Clock>, internal::kTypes> of_type NEAP_GUARDED_BY(mutex);
+  std::array<std::atomic<bool>, internal::kTypes> is_set{};  // spares the lock where there is no clock
 };
 
 Clocks& clocks() {

@@ -9,9 +9,11 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
 #include <c10/core/Stream.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -33,7 +35,8 @@ namespace neap::device {
 
 namespace internal {
 class EventPool;
-}
+inline constexpr size_t kTypes = static_cast<size_t>(c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES);
+}  // namespace internal
 
 enum class Direction { kOut, kIn };  // device → host, host → device
 

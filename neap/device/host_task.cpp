@@ -11,11 +11,9 @@
 namespace neap::device {
 namespace {
 
-constexpr size_t kTypes = static_cast<size_t>(c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES);
-
 struct Launchers {
   Mutex mutex;
-  std::array<std::shared_ptr<const HostTaskLauncher>, kTypes> of_type NEAP_GUARDED_BY(mutex);
+  std::array<std::shared_ptr<const HostTaskLauncher>, internal::kTypes> of_type NEAP_GUARDED_BY(mutex);
 };
 
 Launchers& launchers() {

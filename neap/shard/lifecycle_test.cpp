@@ -22,7 +22,7 @@ using namespace testing;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr int64_t kWidth = TestNet::kWidth;
+constexpr int64_t kSide = TestNet::kWidth;  // of a dense unit's square weight
 using Parameters = std::vector<at::Tensor>;
 
 std::shared_ptr<TestNet> three_units() {
@@ -53,10 +53,10 @@ TEST(Lifecycle, ParametersAreOneObjectWhateverTheyLookAt) {
   on_ranks(2, {}, [](comm::World&, TestNet& net, Sharded& sharded) {
     const at::Tensor handle = net.unit(1).parameter(0);
     const void* object = handle.unsafeGetTensorImpl();
-    EXPECT_EQ(handle.sizes(), at::IntArrayRef({kWidth * kWidth / 2}));
+    EXPECT_EQ(handle.sizes(), at::IntArrayRef({kSide * kSide / 2}));
     sharded.with_full_parameters([&] {
-      EXPECT_EQ(handle.sizes(), at::IntArrayRef({kWidth, kWidth}));
-      EXPECT_TRUE(bit_equal(handle.detach(), parameter({kWidth, kWidth}, 2).detach()));
+      EXPECT_EQ(handle.sizes(), at::IntArrayRef({kSide, kSide}));
+      EXPECT_TRUE(bit_equal(handle.detach(), parameter({kSide, kSide}, 2).detach()));
     });
     EXPECT_EQ(net.unit(1).parameter(0).unsafeGetTensorImpl(), object);
     EXPECT_EQ(net.parameters()[1].unsafeGetTensorImpl(), object);
@@ -110,7 +110,7 @@ TEST(Lifecycle, WritingToAFullParameterIsNoticed) {
     };
     EXPECT_THAT(message_of([&] { net.unit(0).hook_point().run({}, write); }), HasSubstr("'layers.0.p0' was written"));
     sharded.with_full_parameters([&] { write(); }, /*write_back=*/true);
-    EXPECT_TRUE(bit_equal(net.unit(0).parameter(0).detach(), at::full({kWidth * kWidth / 2}, 2.0F)));
+    EXPECT_TRUE(bit_equal(net.unit(0).parameter(0).detach(), at::full({kSide * kSide / 2}, 2.0F)));
     expect_at_rest(sharded);
   });
 }
@@ -211,7 +211,7 @@ TEST(State, FullStateIsWhatTheModelHadAndLoadsIntoAnotherWorld) {
     EXPECT_EQ(mine.size(), world.rank() == 0 ? 3 : 0);
     if (world.rank() == 0) state = std::move(mine);
   });
-  EXPECT_TRUE(bit_equal(state.at("layers.2.p0"), parameter({kWidth, kWidth}, 3).detach()));
+  EXPECT_TRUE(bit_equal(state.at("layers.2.p0"), parameter({kSide, kSide}, 3).detach()));
   for (auto& [name, value] : state) value = value * 3;
   on_ranks(2, {}, [&](comm::World& world, TestNet&, Sharded& sharded) {
     sharded.load_full_state(state);
@@ -223,7 +223,7 @@ TEST(State, FullStateIsWhatTheModelHadAndLoadsIntoAnotherWorld) {
     wrong.erase("layers.1.p0");
     EXPECT_THAT(message_of([&] { sharded.load_full_state(wrong); }), HasSubstr("'layers.1.p0'"));
     wrong = state;
-    wrong["layers.0.p0"] = at::ones({kWidth});
+    wrong["layers.0.p0"] = at::ones({kSide});
     EXPECT_THAT(message_of([&] { sharded.load_full_state(wrong); }), HasSubstr("of shape"));
   });
 }
@@ -242,7 +242,7 @@ TEST(State, PiecesOfAnotherWorldAreCutAnew) {
     sharded.load_shards(all);
     const auto state = sharded.full_state();
     if (world.rank() == 0) {
-      EXPECT_TRUE(bit_equal(state.at("layers.1.p0"), parameter({kWidth, kWidth}, 2).detach() * 2));
+      EXPECT_TRUE(bit_equal(state.at("layers.1.p0"), parameter({kSide, kSide}, 2).detach() * 2));
     }
     EXPECT_THAT(message_of([&] { sharded.load_shards(pieces[2]); }), HasSubstr("that cover elements"));
   });
@@ -267,12 +267,12 @@ TEST(State, AFlatShardStepsAllItsParametersAtOnce) {
 
 TEST(State, DataThatWasReplacedIsTakenOver) {
   on_ranks(2, {}, [](comm::World& world, TestNet& net, Sharded& sharded) {
-    net.unit(0).parameter(0).set_data(at::full({kWidth * kWidth / 2}, 7.0F));  // a piece
-    net.unit(1).parameter(0).set_data(at::full({kWidth, kWidth}, 9.0F));       // the whole
+    net.unit(0).parameter(0).set_data(at::full({kSide * kSide / 2}, 7.0F));  // a piece
+    net.unit(1).parameter(0).set_data(at::full({kSide, kSide}, 9.0F));       // the whole
     const auto state = sharded.full_state();
     if (world.rank() == 0) {
-      EXPECT_TRUE(bit_equal(state.at("layers.0.p0"), at::full({kWidth, kWidth}, 7.0F)));
-      EXPECT_TRUE(bit_equal(state.at("layers.1.p0"), at::full({kWidth, kWidth}, 9.0F)));
+      EXPECT_TRUE(bit_equal(state.at("layers.0.p0"), at::full({kSide, kSide}, 7.0F)));
+      EXPECT_TRUE(bit_equal(state.at("layers.1.p0"), at::full({kSide, kSide}, 9.0F)));
     }
     EXPECT_EQ(net.unit(0).parameter(0).storage().unsafeGetStorageImpl(),
               sharded.shards()[0].data.storage().unsafeGetStorageImpl());
@@ -292,7 +292,7 @@ TEST(State, DissolvingGivesFullParametersBackAndAllowsAnotherSharding) {
       Sharded sharded = fully_shard(net, groups);
       sharded.run([&] { return net.loss(0); }).backward();
       sharded.dissolve();
-      EXPECT_TRUE(bit_equal(net.unit(0).parameter(0).detach(), parameter({kWidth, kWidth}, 1).detach()));
+      EXPECT_TRUE(bit_equal(net.unit(0).parameter(0).detach(), parameter({kSide, kSide}, 1).detach()));
       EXPECT_EQ(net.unit(0).parameter(0).unsafeGetTensorImpl(), object);
     }
     net.loss(0).backward();
@@ -303,7 +303,7 @@ TEST(State, DissolvingGivesFullParametersBackAndAllowsAnotherSharding) {
 TEST(State, AModelOfTheMetaDeviceIsFilledGroupByGroup) {
   const auto meta_unit = [] {
     return std::make_shared<TestUnit>(
-        Parameters{at::empty({kWidth, kWidth}, at::TensorOptions().device(at::kMeta)).set_requires_grad(true)},
+        Parameters{at::empty({kSide, kSide}, at::TensorOptions().device(at::kMeta)).set_requires_grad(true)},
         [](const Parameters& p, const at::Tensor& x) { return at::linear(x, p[0]).tanh(); });
   };
   const auto make = [&] { return std::make_shared<TestNet>(std::vector{meta_unit(), meta_unit(), meta_unit()}); };
@@ -312,7 +312,7 @@ TEST(State, AModelOfTheMetaDeviceIsFilledGroupByGroup) {
   options.device = at::kCPU;
   options.initialize = [](const std::string& name, const at::Tensor& full) {
     const uint64_t seed = static_cast<uint64_t>(name[7] - '0') + 1;  // layers.N.p0
-    full.copy_(parameter({kWidth, kWidth}, seed).detach());
+    full.copy_(parameter({kSide, kSide}, seed).detach());
   };
   const auto real = three_units();
   const at::Tensor expected = real->loss(0).detach();
@@ -405,7 +405,7 @@ TEST(Gradients, UnderCreateGraphAreCopiedIntoPlaceAndCounted) {
     sharded.run([&] { return net.loss(0); }).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
     const auto parameters = net.parameters();
     for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(bit_equal(parameters[i].grad().detach(), expected[i]));
-    EXPECT_EQ(sharded.usage().copied, Bytes(3 * kWidth * kWidth * 4));
+    EXPECT_EQ(sharded.usage().copied, Bytes(3 * kSide * kSide * 4));
   });
 }
 
@@ -436,7 +436,7 @@ TEST(MixedPrecision, ComputesInBfloat16OverFloat32Masters) {
     std::vector<at::Tensor> copies;
     at::Tensor y = x;
     for (const uint64_t seed : {1, 2, 3}) {
-      copies.push_back(parameter({kWidth, kWidth}, seed).detach().to(at::kBFloat16).set_requires_grad(true));
+      copies.push_back(parameter({kSide, kSide}, seed).detach().to(at::kBFloat16).set_requires_grad(true));
       y = at::linear(y, copies.back()).tanh();
     }
     y.pow(2).mean().backward();
@@ -452,7 +452,7 @@ TEST(MixedPrecision, ComputesInBfloat16OverFloat32Masters) {
     }
     // One cast pass over the shard per gather, and nothing for gradients.
     const Usage usage = sharded.usage();
-    EXPECT_EQ(usage.copied, Bytes(usage.gathers * kWidth * kWidth / 2 * 4));
+    EXPECT_EQ(usage.copied, Bytes(usage.gathers * kSide * kSide / 2 * 4));
     const auto state = sharded.full_state();
     for (const auto& [name, value] : state) EXPECT_EQ(value.scalar_type(), at::kFloat);
     expect_at_rest(sharded);
@@ -464,8 +464,8 @@ TEST(Layout, CutsBetweenRowsWhereAsked) {
   options.block_of = [](const std::string&, at::IntArrayRef sizes) { return sizes.size() == 2 ? sizes[1] : 1; };
   on_ranks(3, options, [](comm::World&, TestNet&, Sharded& sharded) {
     for (const Shard& shard : sharded.shards()) {
-      EXPECT_EQ(shard.begin % kWidth, 0);
-      EXPECT_EQ(shard.end % kWidth, 0);
+      EXPECT_EQ(shard.begin % kSide, 0);
+      EXPECT_EQ(shard.end % kSide, 0);
     }
   });
 }

@@ -17,7 +17,7 @@
 namespace neap::testing {
 namespace {
 
-constexpr int kRanks = 2;
+constexpr int kShards = 2;
 constexpr int64_t kWidth = 256, kUnits = 4;
 
 class DenseUnit : public torch::nn::Module, public autograd::Hookable {
@@ -65,11 +65,11 @@ class Composer3030 : public SimTest {
 
 TEST_F(Composer3030, ARetryAfterRunningOutOfMemoryHasAllOfItAgain) {
   std::vector<std::shared_ptr<DenseNet>> nets;
-  for (int rank = 0; rank < kRanks; ++rank) nets.push_back(std::make_shared<DenseNet>(sim(rank)));
+  for (int rank = 0; rank < kShards; ++rank) nets.push_back(std::make_shared<DenseNet>(sim(rank)));
   const Bytes plenty = control().config().capacity;
-  run_ranks(kRanks, [&](comm::World& world) {
+  run_ranks(kShards, [&](comm::World& world) {
     DenseNet& net = *nets[static_cast<size_t>(world.rank())];
-    shard::Sharded sharded = shard::fully_shard(net, world.groups(comm::Mesh(kRanks, world.rank())));
+    shard::Sharded sharded = shard::fully_shard(net, world.groups(comm::Mesh(kShards, world.rank())));
     const auto take_gradients = [&] {
       std::vector<at::Tensor> gradients;
       for (const at::Tensor& p : net.parameters()) {

@@ -36,7 +36,7 @@ namespace {
 
 using at::Tensor;
 
-class Tensors : public SimTest {
+class SimTensors : public SimTest {
  protected:
   void SetUp() override {
     SimTest::SetUp();
@@ -54,7 +54,7 @@ class Tensors : public SimTest {
   Tensor cx_, cy_, x_, y_;
 };
 
-TEST_F(Tensors, ViewsShareTheStorageAndRunNoKernel) {
+TEST_F(SimTensors, ViewsShareTheStorageAndRunNoKernel) {
   const auto kernels = control().counters(0).kernels;
   const auto live = live_bytes();
   const std::vector<Tensor> views{x_.t(),
@@ -74,7 +74,7 @@ TEST_F(Tensors, ViewsShareTheStorageAndRunNoKernel) {
   EXPECT_TRUE(bit_equal(views[3], cx_.unfold(1, 3, 2)));
 }
 
-TEST_F(Tensors, InPlaceOperatorsWriteThroughViews) {
+TEST_F(SimTensors, InPlaceOperatorsWriteThroughViews) {
   const auto run = [](Tensor x, const Tensor& y) {
     x = x.clone();
     x.add_(y).mul_(0.5);
@@ -88,7 +88,7 @@ TEST_F(Tensors, InPlaceOperatorsWriteThroughViews) {
   EXPECT_TRUE(bit_equal(run(x_, y_), run(cx_, cy_)));
 }
 
-TEST_F(Tensors, InPlaceOperatorsKeepTheMemoryAndBumpTheVersion) {
+TEST_F(SimTensors, InPlaceOperatorsKeepTheMemoryAndBumpTheVersion) {
   const auto* data = x_.const_data_ptr();
   const auto version = x_._version();
   x_.add_(1);
@@ -96,7 +96,7 @@ TEST_F(Tensors, InPlaceOperatorsKeepTheMemoryAndBumpTheVersion) {
   EXPECT_EQ(x_._version(), version + 1);
 }
 
-TEST_F(Tensors, OutputsGrowOnTheDevice) {
+TEST_F(SimTensors, OutputsGrowOnTheDevice) {
   auto empty = at::empty({0}, on_sim());
   at::add_out(empty, x_, y_);
   EXPECT_TRUE(bit_equal(empty, cx_ + cy_));
@@ -119,7 +119,7 @@ TEST_F(Tensors, OutputsGrowOnTheDevice) {
   EXPECT_TRUE(bit_equal(positions, std::get<1>(cx_.max(1))));
 }
 
-TEST_F(Tensors, ListsGoThroughTheKernelsTogether) {
+TEST_F(SimTensors, ListsGoThroughTheKernelsTogether) {
   std::vector<Tensor> list{x_.clone(), y_.clone()}, cpu_list{cx_.clone(), cy_.clone()};
   for (auto* l : {&list, &cpu_list}) {
     at::_foreach_add_(*l, 1.5);
@@ -130,7 +130,7 @@ TEST_F(Tensors, ListsGoThroughTheKernelsTogether) {
   EXPECT_TRUE(bit_equal(at::_foreach_norm(list), at::_foreach_norm(cpu_list)));
 }
 
-TEST_F(Tensors, TheFusedOptimizerUpdatesManyParametersInOneKernel) {
+TEST_F(SimTensors, TheFusedOptimizerUpdatesManyParametersInOneKernel) {
   const auto run = [](c10::Device device) {
     at::manual_seed(3);
     std::vector<Tensor> parameters, grads, averages, squares, maxima, steps;
@@ -148,7 +148,7 @@ TEST_F(Tensors, TheFusedOptimizerUpdatesManyParametersInOneKernel) {
   EXPECT_TRUE(bit_equal(run(sim()), run(at::kCPU)));
 }
 
-TEST_F(Tensors, StoragesAreSetAndResized) {
+TEST_F(SimTensors, StoragesAreSetAndResized) {
   auto grown = at::arange(6, on_sim());
   grown.resize_({3, 4});
   EXPECT_EQ(grown.storage().nbytes(), 12 * sizeof(int64_t));
@@ -164,7 +164,7 @@ TEST_F(Tensors, StoragesAreSetAndResized) {
   EXPECT_EQ(set.numel(), 0);
 }
 
-TEST_F(Tensors, FactoriesMakeThemOnTheDevice) {
+TEST_F(SimTensors, FactoriesMakeThemOnTheDevice) {
   EXPECT_TRUE(bit_equal(at::arange(5, on_sim()), at::arange(5)));
   EXPECT_TRUE(bit_equal(at::full({2, 2}, 7, on_sim()), at::full({2, 2}, 7)));
   EXPECT_TRUE(bit_equal(at::eye(3, on_sim()), at::eye(3)));
@@ -176,7 +176,7 @@ TEST_F(Tensors, FactoriesMakeThemOnTheDevice) {
   EXPECT_EQ(at::empty({0, 4}, on_sim(1)).device(), sim(1));
 }
 
-TEST_F(Tensors, OfDifferentDevicesDoNotMix) {
+TEST_F(SimTensors, OfDifferentDevicesDoNotMix) {
   EXPECT_NE(error_of<c10::Error>([&] { x_ + cy_; }).find("same device"), std::string::npos);
   EXPECT_NE(error_of<c10::Error>([&] { x_ + y_.to(sim(1)); }).find("sim:0 and sim:1"), std::string::npos);
   EXPECT_TRUE(bit_equal(x_ + at::scalar_tensor(2.0f), cx_ + 2.0f));                         // 0-dim CPU tensors may
@@ -187,7 +187,7 @@ TEST_F(Tensors, OfDifferentDevicesDoNotMix) {
   EXPECT_NE(error_of<c10::Error>([&] { x_.to_sparse(); }), kNoError);
 }
 
-TEST_F(Tensors, LazyConjugateAndNegativeBitsSurviveCopies) {
+TEST_F(SimTensors, LazyConjugateAndNegativeBitsSurviveCopies) {
   const auto z = at::view_as_complex(x_.view({6, 4, 2})), cz = at::view_as_complex(cx_.view({6, 4, 2}));
   EXPECT_TRUE(z.conj().is_conj());
   EXPECT_TRUE(bit_equal(z.conj().cpu().resolve_conj(), cz.conj().resolve_conj()));
@@ -196,7 +196,7 @@ TEST_F(Tensors, LazyConjugateAndNegativeBitsSurviveCopies) {
   EXPECT_TRUE(bit_equal(cz.conj().to(sim()), cz.conj().resolve_conj()));
 }
 
-TEST_F(Tensors, GoFromDeviceToDevice) {
+TEST_F(SimTensors, GoFromDeviceToDevice) {
   const auto there = x_.to(sim(1));
   EXPECT_EQ(there.device(), sim(1));
   EXPECT_TRUE(bit_equal(there, cx_));
@@ -204,14 +204,14 @@ TEST_F(Tensors, GoFromDeviceToDevice) {
   EXPECT_EQ(control().counters(0).peer.copies, 2);
 }
 
-TEST_F(Tensors, MeetAClearErrorWhereTheCpuHasNoKernel) {
+TEST_F(SimTensors, MeetAClearErrorWhereTheCpuHasNoKernel) {
   const auto weights = at::ones({24, 8}, on_sim());  // ATen sends a device's cells to fused kernels
   EXPECT_NE(
       error_of<c10::Error>([&] { at::gru_cell(x_, y_, weights, weights); }).find("the CPU has none for this operator"),
       std::string::npos);
 }
 
-TEST_F(Tensors, ArePrinted) {
+TEST_F(SimTensors, ArePrinted) {
   std::ostringstream out, expected;
   out << x_.narrow(0, 0, 2).narrow(1, 0, 2);
   expected << cx_.narrow(0, 0, 2).narrow(1, 0, 2);
