@@ -25,7 +25,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 // Rank r of two holds the half r of "a", and rank 0 "b".
-std::vector<Piece> pieces_of(int rank, const at::Tensor& half) {
+std::vector<Piece> halves_of(int rank, const at::Tensor& half) {
   std::vector<Piece> pieces = {{"a", {2, 50}, rank * 50, rank * 50 + 50, half}};
   if (rank == 0) pieces.push_back(whole("b", at::full({3}, 7, at::kByte)));
   return pieces;
@@ -35,8 +35,8 @@ struct Damage : ::testing::Test {
   Damage() {
     testing::run_ranks(2, [&](comm::World& world) {
       Saver saver(temporary.path(), {}, &world);
-      saver.save(1, pieces_of(world.rank(), at::arange(50, at::kFloat)), {});
-      saver.save(2, pieces_of(world.rank(), at::arange(1, 51, at::kFloat)), {});
+      saver.save(1, halves_of(world.rank(), at::arange(50, at::kFloat)), {});
+      saver.save(2, halves_of(world.rank(), at::arange(1, 51, at::kFloat)), {});
     });
   }
   fs::path dir() const { return temporary.path() / step_name(2); }
@@ -49,7 +49,7 @@ struct Damage : ::testing::Test {
       const std::string error = error_of([&] {
         std::unique_ptr<Reader> reader;
         together(&world, "open", [&] { reader = std::make_unique<Reader>(dir()); });
-        load(*reader, pieces_of(world.rank(), at::zeros({50})), &world, [](const auto& name) { return name == "b"; });
+        load(*reader, halves_of(world.rank(), at::zeros({50})), &world, [](const auto& name) { return name == "b"; });
       });
       EXPECT_THAT(error, AllOf(HasSubstr(path.string()), HasSubstr(what)));
     });
@@ -138,7 +138,7 @@ TEST_F(Damage, AnotherModel) {
   const at::Tensor target = at::zeros({50});
   testing::run_ranks(2, [&](comm::World& world) {
     std::vector<Piece> pieces = {{"a", {4, 25}, 0, 50, at::zeros({50})}, whole("c", at::zeros({3}))};
-    if (world.rank() == 1) pieces = pieces_of(0, target);  // this rank alone would be content
+    if (world.rank() == 1) pieces = halves_of(0, target);  // this rank alone would be content
     Reader reader(dir());
     EXPECT_THAT(error_of([&] { load(reader, pieces, &world); }),
                 AllOf(HasSubstr((dir() / kIndexName).string()), HasSubstr("misshapen: a is [2, 50], expected [4, 25]"),

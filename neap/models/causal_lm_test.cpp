@@ -17,6 +17,7 @@
 
 #include "neap/base/error.h"
 #include "neap/models/hugging_face.h"
+#include "neap/models/test_support.h"
 #include "testing/deepseek_config.h"
 #include "testing/error_of.h"
 #include "testing/llama_config.h"
@@ -40,11 +41,6 @@ std::vector<ModelConfig> kinds() {
   plain_queries.tie_word_embeddings = true;
   return {tiny(), tiny(/*tied=*/true), testing::small_deepseek(/*vocabulary=*/61), plain_queries};
 }
-
-struct Batch {
-  at::Tensor ids = at::randint(0, 61, {2, 9}, at::kLong);
-  at::Tensor labels = at::randint(0, 61, {2, 9}, at::kLong);
-};
 
 TEST(CausalLM, HasTheParameterNamesOfHuggingFace) {
   LlamaConfig config = tiny();

@@ -17,6 +17,7 @@
 #include "neap/files/safetensors.h"
 #include "neap/models/hugging_face.h"
 #include "neap/models/mixture_of_experts.h"
+#include "neap/models/test_support.h"
 #include "testing/deepseek_config.h"
 #include "testing/error_of.h"
 
@@ -27,15 +28,10 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsSupersetOf;
 
-std::shared_ptr<CausalLM> tiny(uint64_t seed = 0) { return make_model(testing::small_deepseek(61), {}, seed); }
-
-struct Batch {
-  at::Tensor ids = at::randint(0, 61, {2, 9}, at::kLong);
-  at::Tensor labels = at::randint(0, 61, {2, 9}, at::kLong);
-};
+std::shared_ptr<CausalLM> tiny_deepseek(uint64_t seed = 0) { return make_model(testing::small_deepseek(61), {}, seed); }
 
 TEST(Deepseek, HasTheNamesOfTransformers) {
-  const auto model = tiny();
+  const auto model = tiny_deepseek();
   std::set<std::string> names;
   for (const auto& item : model->named_parameters()) names.insert(item.key());
   EXPECT_THAT(names, IsSupersetOf({"model.layers.0.self_attn.q_a_proj.weight", "model.layers.0.mlp.up_proj.weight",
@@ -53,7 +49,7 @@ TEST(Deepseek, HasTheNamesOfTransformers) {
 
 TEST(Deepseek, LayersAttentionAndMlpsAreUnits) {
   std::set<std::string> units;
-  for (const auto& item : tiny()->named_modules()) {
+  for (const auto& item : tiny_deepseek()->named_modules()) {
     if (dynamic_cast<autograd::Hookable*>(item.value().get()) != nullptr) units.insert(item.key());
   }
   EXPECT_THAT(units, IsSupersetOf({"model.layers.0", "model.layers.0.self_attn", "model.layers.0.mlp", "model.layers.2",
@@ -71,7 +67,7 @@ TEST(Deepseek, RunsInBfloat16WithABiasInFloat32) {
 }
 
 TEST(Deepseek, ABiasMovesTokensAndReceivesNoGradient) {
-  const auto model = tiny();
+  const auto model = tiny_deepseek();
   const Batch batch;
   MixtureOfExperts& mixture = *model->expert_layers().front();
   const auto share_of_third = [&] {
@@ -114,7 +110,7 @@ class DeepseekFiles : public ::testing::Test {
 };
 
 TEST_F(DeepseekFiles, HaveEachExpertOnItsOwnAndAreReadBackBitForBit) {
-  const auto model = tiny(3);
+  const auto model = tiny_deepseek(3);
   {
     const at::NoGradGuard no_grad;
     model->expert_layers()[1]->router().e_score_correction_bias.normal_();
@@ -145,7 +141,7 @@ TEST_F(DeepseekFiles, HaveEachExpertOnItsOwnAndAreReadBackBitForBit) {
 }
 
 TEST_F(DeepseekFiles, EveryTensorThatDoesNotFitIsListed) {
-  save_hf(*tiny(), dir_);
+  save_hf(*tiny_deepseek(), dir_);
   ModelConfig other = testing::small_deepseek(61);
   other.experts->count = 12;
   other.experts->intermediate_size = 24;

@@ -11,6 +11,7 @@
 
 #include "neap/base/error.h"
 #include "neap/models/mixture_of_experts.h"
+#include "neap/models/test_support.h"
 #include "testing/deepseek_config.h"
 #include "testing/error_of.h"
 
@@ -19,8 +20,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-const at::TensorOptions kDouble = at::TensorOptions(at::kDouble);
 
 // Inputs of routed_experts: 7 tokens with 2 of 5 experts each, of which number 3 has no token.
 struct Problem {

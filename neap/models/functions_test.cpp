@@ -31,6 +31,7 @@
 #include "neap/base/error.h"
 #include "neap/models/chunked_cross_entropy.h"
 #include "neap/models/rotary.h"
+#include "neap/models/test_support.h"
 
 namespace neap::models {
 namespace {
@@ -61,8 +62,6 @@ void expect_same(const Function& ours, const Function& reference, const Tensors&
         << "input " << i << ": " << (x[i].grad() - y[i].grad()).abs().max();
   }
 }
-
-const at::TensorOptions kDouble = at::TensorOptions(at::kDouble);
 
 TEST(RmsNorm, EqualsItsComposition) {
   expect_same([](const Tensors& in) { return rms_norm(in[0], in[1], 1e-3); },

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "neap/base/error.h"
-#include "neap/models/safetensors.h"
+#include "neap/files/safetensors.h"
 #include "neap/train/megatron_index.h"
 #include "neap/train/schema.h"
 #include "neap/train/token_file.h"
@@ -168,7 +168,7 @@ TEST(Fuzz, ASafetensorsFileIsRefusedOrItsTensorsLieInIt) {
                                  "\n"}};
   expect_no_finding(options, [&](std::string_view input) {
     const std::string bytes = safetensors_of(input);
-    const models::SafetensorsFile tensors(file.write(bytes));
+    const files::SafetensorsFile tensors(file.write(bytes));
     size_t total = 0;
     for (size_t i = 0; i < tensors.tensors().size(); ++i) {
       const auto data = tensors.bytes(i);
