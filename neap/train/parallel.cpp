@@ -4,8 +4,15 @@
 #include <ATen/ops/stack.h>
 
 #include <algorithm>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
 
 #include "neap/base/error.h"
+#include "neap/train/schema.h"
 
 namespace neap::train {
 namespace {
@@ -22,7 +29,81 @@ shard::Stage stage_of(ZeroStage stage) {
   return shard::Stage::kParameters;
 }
 
+bool is_of_the_host(std::string_view key) {
+  return key.starts_with("device.") || key.starts_with("log.") || key.ends_with(".path");
+}
+
+// "train.steps=100\n…": every key that the ranks have to agree on.
+std::string shared_keys(const RunConfig& config) {
+  std::string text;
+  for (const Key& key : keys()) {
+    if (!is_of_the_host(key.path)) text += key.path + '=' + key.show(config) + '\n';
+  }
+  return text;
+}
+
+// Each rank's text, in rank order. Collective.
+std::vector<std::string> gather_texts(comm::World& world, const std::string& mine, const char* what) {
+  const at::Tensor lengths = at::empty({world.size()}, at::kLong);
+  auto* const length = lengths.mutable_data_ptr<int64_t>();
+  length[world.rank()] = static_cast<int64_t>(mine.size());
+  world.all().all_gather(lengths, what).wait();
+  const comm::Pieces pieces(length, static_cast<size_t>(world.size()));
+  const std::vector<int64_t> ends = [&] {
+    std::vector<int64_t> sums{0};
+    for (const int64_t piece : pieces) sums.push_back(sums.back() + piece);
+    return sums;
+  }();
+  const at::Tensor all = at::empty({ends.back()}, at::kByte);
+  auto* const data = reinterpret_cast<char*>(all.mutable_data_ptr<uint8_t>());
+  std::memcpy(data + ends[static_cast<size_t>(world.rank())], mine.data(), mine.size());
+  world.all().all_gather(all, what, pieces).wait();
+  std::vector<std::string> texts;
+  for (size_t rank = 0; rank + 1 < ends.size(); ++rank) texts.emplace_back(data + ends[rank], data + ends[rank + 1]);
+  return texts;
+}
+
+// "train.steps is 3 on rank 0 and 5 on ranks 1, 2", or nothing when all have the same.
+std::string difference_of(const std::string& key, const std::vector<std::string>& texts) {
+  std::map<std::string, std::vector<size_t>> ranks_of;
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    const size_t at = ('\n' + texts[rank]).find('\n' + key + '=');
+    const size_t begin = at == std::string::npos ? texts[rank].size() : at + key.size() + 1;
+    ranks_of[texts[rank].substr(begin, texts[rank].find('\n', begin) - begin)].push_back(rank);
+  }
+  if (ranks_of.size() == 1) return {};
+  std::string text = key + " is ";
+  for (const auto& [value, ranks] : ranks_of) {
+    if (!text.ends_with(" is ")) text += " and ";
+    text += value + (ranks.size() == 1 ? " on rank " : " on ranks ") + std::to_string(ranks.front());
+    constexpr size_t kShown = 8;
+    for (size_t i = 1; i < std::min(ranks.size(), kShown); ++i) text += ", " + std::to_string(ranks[i]);
+    if (ranks.size() > kShown) text += ", …";
+  }
+  return text;
+}
+
 }  // namespace
+
+void check_same_config(comm::World& world, const RunConfig& config) {
+  if (world.size() == 1) return;
+  const std::string mine = shared_keys(config);
+  // Few bytes as a rule; the texts only when something differs.
+  const at::Tensor hashes = at::empty({world.size()}, at::kLong);
+  auto* const hash = hashes.mutable_data_ptr<int64_t>();
+  hash[world.rank()] = static_cast<int64_t>(std::hash<std::string>{}(mine));
+  world.all().all_gather(hashes, "configuration").wait();
+  if (std::all_of(hash, hash + world.size(), [&](int64_t other) { return other == hash[0]; })) return;
+  const std::vector<std::string> texts = gather_texts(world, mine, "configuration");
+  std::string differences;
+  for (const Key& key : keys()) {
+    if (is_of_the_host(key.path)) continue;
+    const std::string difference = difference_of(key.path, texts);
+    if (!difference.empty()) differences += (differences.empty() ? "" : "; ") + difference;
+  }
+  NEAP_CHECK(differences.empty(), "[parallel] expected every rank to be told the same; found that ", differences,
+             "; start all ranks with the same run file and options");
+}
 
 comm::Mesh mesh_of(const ParallelSection& parallel, int world, int rank) {
   const int64_t shard = parallel.shard, replicate = parallel.replicate.value_or(-1);
