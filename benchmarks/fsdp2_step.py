@@ -130,7 +130,7 @@ def measure(commands, dtype, ranks, seconds):
         worlds = []
         for command in commands:
             errors = stack.enter_context(tempfile.TemporaryFile("w+"))
-            worlds.append(stack.enter_context(World([*command, dtype], ranks, seconds + 120, errors)))
+            worlds.append(stack.enter_context(World([*command, dtype], ranks, seconds + 240, errors)))
             worlds[-1].until_ready()
         while len(steps[0]) < WARM_UP + MOST_STEPS:
             enough = len(steps[0]) >= WARM_UP + LEAST_STEPS

@@ -70,7 +70,7 @@ def costs(contexts, *, tensors, rounds, device, clock, synchronize=lambda: None)
 def load_sim(library):
     """Registers the simulated device in this process, with the few names of torch.cuda that the peers ask for."""
     torch.accelerator.is_available()
-    ctypes.CDLL(str(library)).neap_sim_control_v2()
+    ctypes.CDLL(str(library)).neap_sim_control_v3()
     accelerator = torch.accelerator
     module = types.ModuleType("torch.sim")
     module.device_count = lambda: 1

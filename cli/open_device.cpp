@@ -81,6 +81,13 @@ OpenDevice open_device(const DeviceSection& section, trace::Recorder* recorder) 
   return {.device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(section.index))};
 }
 
+std::function<int64_t()> trace_clock(const DeviceSection& section) {
+  if (section.type != DeviceKind::kSim || section.clock != train::SimClock::kVirtual) return {};
+  return [device = c10::Device(c10::kPrivateUse1, static_cast<c10::DeviceIndex>(section.index))] {
+    return device::Device::of(device).now_ns();
+  };
+}
+
 bool report_hazards(const DeviceSection& section) {
   if (section.type != DeviceKind::kSim || !section.hazard_check) return false;
   const std::vector<std::string> hazards = sim::load().take_hazards();

@@ -47,6 +47,7 @@ int train_here(const RunConfig& config, bool dry_run, const train::Ranks* ranks,
   const bool first = ranks == nullptr || ranks->world.rank() == 0;
   std::ostream nowhere(nullptr);
   const OpenDevice opened = open_device(config.device, recorder);
+  if (ranks != nullptr) train::check_same_config(ranks->world, config);
   const train::Shell shell{.device = opened.device,
                            .device_has_clock = opened.has_clock,
                            .out = first ? std::cout : nowhere,
@@ -70,6 +71,7 @@ int train_among_ranks(const RunConfig& config, bool dry_run, const comm::Launch&
   options.timeout =
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::nanoseconds(config.parallel.timeout_ns));
   options.recorder = recorder;
+  options.clock = trace_clock(config.device);
   const auto world = comm::World::connect(launch, options);
   try {
     const train::Ranks ranks{*world, mesh};

@@ -17,7 +17,8 @@
 namespace neap::testing {
 
 struct RanksOptions {
-  comm::WorldOptions world{.timeout = std::chrono::seconds(60), .interface = {}, .recorder = nullptr};
+  comm::WorldOptions world{
+      .timeout = std::chrono::seconds(60), .ordered = false, .interface = {}, .recorder = nullptr, .clock = {}};
 };
 
 // Returns when every rank has; world.close() is called where the function returned.

@@ -6,7 +6,7 @@
 #include "neap/device/host_task.h"
 
 namespace neap::sim {
-extern "C" Control& neap_sim_control_v2();
+extern "C" Control& neap_sim_control_v3();
 }
 
 namespace neap::testing {
@@ -24,7 +24,7 @@ bool use_sim_devices(int devices) {
 // Linked, not loaded: registering is a call, so linking the library changes nothing in tests that do not use it.
 sim::Control& sim_control() {
   static auto& control = []() -> sim::Control& {
-    auto& made = sim::neap_sim_control_v2();
+    auto& made = sim::neap_sim_control_v3();
     made.configure(default_config());
     device::set_host_task_launcher(kSim, [&made](const device::Stream& stream, HostTask task) {
       made.run_on_stream(stream.unwrap().device_index(), stream.unwrap().id(), std::move(task));

@@ -24,13 +24,16 @@ def environment(**extra):
 
 @contextmanager
 def rank_processes(commands, cwd=None, stdin=None, **extra):
-    """The processes of one world, a command for each rank; those still there at the end are killed."""
-    place = {"WORLD_SIZE": len(commands), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    """The processes of one world, a command for each rank; those still there at the end are killed.
+
+    `extra`: variables of all of them, say MASTER_PORT, which is a free one otherwise.
+    """
+    place = {"WORLD_SIZE": len(commands), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()} | extra
     processes = [
         subprocess.Popen(
             command,
             cwd=cwd,
-            env=environment(RANK=rank, **place, **extra),
+            env=environment(RANK=rank, **place),
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

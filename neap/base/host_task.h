@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "neap/base/bytes.h"
@@ -25,6 +26,8 @@ struct HostTask {
   // What it costs on a device whose time is modelled: bytes over the link between devices, and how often its latency.
   Bytes wire_bytes;
   int latencies = 1;
+  // Where a trace on the device's clock draws it, and under which name; empty: where copies are drawn, as `what`.
+  std::string track, label;
 };
 
 }  // namespace neap

@@ -5,11 +5,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "neap/checkpoint/agreement.h"
 #include "neap/checkpoint/directory.h"
 #include "neap/checkpoint/reader.h"
 #include "neap/checkpoint/saver.h"
 #include "neap/checkpoint/test_support.h"
+#include "neap/comm/agreement.h"
 #include "neap/comm/world.h"
 #include "testing/error_of.h"
 #include "testing/matchers.h"
@@ -48,7 +48,7 @@ struct Damage : ::testing::Test {
     testing::run_ranks(2, [&](comm::World& world) {
       const std::string error = error_of([&] {
         std::unique_ptr<Reader> reader;
-        together(&world, "open", [&] { reader = std::make_unique<Reader>(dir()); });
+        comm::together(&world, "open", [&] { reader = std::make_unique<Reader>(dir()); });
         load(*reader, halves_of(world.rank(), at::zeros({50})), &world, [](const auto& name) { return name == "b"; });
       });
       EXPECT_THAT(error, AllOf(HasSubstr(path.string()), HasSubstr(what)));

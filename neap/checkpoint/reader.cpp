@@ -8,7 +8,7 @@
 #include <system_error>
 
 #include "neap/base/error.h"
-#include "neap/checkpoint/agreement.h"
+#include "neap/comm/agreement.h"
 #include "neap/files/checksum.h"
 #include "neap/files/tensor_bytes.h"
 
@@ -153,7 +153,7 @@ int Reader::files_opened() const noexcept {
 }
 
 void load(Reader& reader, const std::vector<Piece>& pieces, comm::World* world, const Reader::MayStay& may_stay) {
-  together(world, "checkpoint", [&] {
+  comm::together(world, "checkpoint", [&] {
     reader.check(pieces, may_stay);
     reader.read(pieces);
   });

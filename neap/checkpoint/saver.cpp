@@ -15,9 +15,9 @@
 
 #include "neap/base/error.h"
 #include "neap/base/log.h"
-#include "neap/checkpoint/agreement.h"
 #include "neap/checkpoint/directory.h"
 #include "neap/checkpoint/internal/manifest.h"
+#include "neap/comm/agreement.h"
 #include "neap/comm/world.h"
 #include "neap/files/atomic_directory.h"
 #include "neap/files/checksum.h"
@@ -160,19 +160,19 @@ void Saver::save(int64_t step, const std::vector<Piece>& pieces, State state) {
 
 void Saver::begin(int64_t step, const std::vector<Piece>& pieces, State state) {
   std::string manifest;
-  together(world_, "checkpoint pieces", [&] { manifest = internal::manifest_of(pieces); });
-  internal::Division division = internal::divide(exchange_texts(world_, manifest, "checkpoint pieces"));
+  comm::together(world_, "checkpoint pieces", [&] { manifest = internal::manifest_of(pieces); });
+  internal::Division division = internal::divide(comm::exchange_texts(world_, manifest, "checkpoint pieces"));
 
   job_ = std::make_unique<Job>();
   Job& job = *job_;
-  job.rank = rank_of(world_);
+  job.rank = comm::rank_of(world_);
   job.index = std::move(division.index);
   job.index.state = std::move(state);
   job.mine = chosen(pieces, division.mine[static_cast<std::size_t>(job.rank)]);
   job.system = options_.system;
   const fs::path directory = dir_ / step_name(step);
   job.file = files::AtomicDirectory::temporary_name(directory) / file_of_rank(job.rank);
-  together(world_, "checkpoint directory", [&] {
+  comm::together(world_, "checkpoint directory", [&] {
     if (job.rank != 0) return;
     options_.system->make_directory(dir_);
     remove_partial(dir_, *options_.system);
@@ -189,7 +189,7 @@ void Saver::begin(int64_t step, const std::vector<Piece>& pieces, State state) {
 void Saver::poll() {
   if (!job_) return;
   auto state = static_cast<int>(job_->state.load());
-  if (size_of(world_) > 1) {
+  if (comm::size_of(world_) > 1) {
     const at::Tensor worst = at::full({1}, state, at::TensorOptions(at::kInt));
     world_->all().all_reduce(worst, {.op = comm::ReduceOp::kMax}, "checkpoint progress").wait();
     state = worst.item<int>();
@@ -204,7 +204,7 @@ void Saver::finish() {
 void Saver::complete() {
   const std::unique_ptr<Job> job = std::move(job_);
   if (job->thread.joinable()) job->thread.join();
-  const std::vector<std::string> reports = exchange_texts(world_, job->report(), "checkpoint files");
+  const std::vector<std::string> reports = comm::exchange_texts(world_, job->report(), "checkpoint files");
   std::vector<std::string> errors;
   for (std::size_t rank = 0; rank < reports.size(); ++rank) {
     const Json report = Json::parse(reports[rank]);
@@ -214,8 +214,8 @@ void Saver::complete() {
   for (std::string& error : errors) {
     if (!error.empty()) error = "[checkpoint] a checkpoint could not be saved; those before it are untouched: " + error;
   }
-  raise_first(errors, job->rank);
-  together(world_, "checkpoint index", [&] {
+  comm::raise_first(errors, job->rank);
+  comm::together(world_, "checkpoint index", [&] {
     if (job->rank != 0) return;
     files::write_text(job->directory->temporary() / kIndexName, to_json(job->index), *options_.system);
     job->directory->commit();

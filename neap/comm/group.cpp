@@ -10,9 +10,11 @@
 
 #include "neap/base/error.h"
 #include "neap/comm/internal/group_core.h"
+#include "neap/comm/internal/library_collectives.h"
 #include "neap/comm/internal/reduce_rows.h"
 #include "neap/device/copy.h"
 #include "neap/device/device.h"
+#include "neap/device/host_task.h"
 
 namespace neap::comm {
 namespace {
@@ -67,6 +69,11 @@ std::vector<int64_t> cut(int64_t elements, Pieces pieces, int ranks, const std::
 std::vector<int64_t> in_bytes(std::vector<int64_t> cuts, int64_t unit) {
   for (int64_t& at : cuts) at *= unit;
   return cuts;
+}
+
+// The host cannot reach the memory, nor run in the order of the device's streams.
+bool needs_library(const at::Tensor& tensor) {
+  return !tensor.is_cpu() && !device::has_host_task_launcher(tensor.device().type());
 }
 
 Call make_call(Collective kind, std::string_view unit, const at::Tensor& full) {
@@ -200,6 +207,10 @@ Work Group::all_gather(const at::Tensor& full, const at::Tensor& mine, std::stri
   add_range(call, full, begin + bytes, call.bytes.count - begin - bytes, true);
   call.wire_bytes = call.bytes - Bytes(bytes);
   call.latencies = size() - 1;
+  if (needs_library(full) && pieces.empty()) {
+    call.on_library = [full, mine = mine.defined() ? mine : full.view({size(), -1}).select(0, rank())](
+                          internal::DeviceGroup& library, bool) { library.all_gather(full, mine); };
+  }
   call.body = [to = data_of(full), source, begin, bytes, cuts](Exchange& exchange) {
     if (source != nullptr) std::memcpy(to + begin, source, static_cast<size_t>(bytes));
     exchange.all_gather(to, cuts);
@@ -236,6 +247,11 @@ Work Group::reduce_scatter(const at::Tensor& mine, const at::Tensor& full, const
   add_range(call, mine, 0, bytes_of(mine).count, true);
   call.wire_bytes = call.bytes - Bytes(elements * size_of);
   call.latencies = size() - 1;
+  if (needs_library(full) && pieces.empty()) {
+    call.on_library = [full, mine, how](internal::DeviceGroup& library, bool ordered) {
+      internal::reduce_scatter_on(library, mine, full, how, ordered);
+    };
+  }
   call.body = [from = static_cast<const std::byte*>(full.const_data_ptr()), offsets = std::move(offsets), size_of,
                reduce = reduce_into(how, data_of(mine))](Exchange& exchange) {
     exchange.reduce_scatter(from, offsets, size_of, reduce);
@@ -259,6 +275,11 @@ Work Group::all_reduce(const at::Tensor& tensor, const Reduction& reduction, std
   add_range(call, tensor, 0, call.bytes.count, true);
   call.wire_bytes = Bytes(2 * (call.bytes.count - call.bytes.count / size()));
   call.latencies = 2 * (size() - 1);
+  if (needs_library(tensor)) {
+    call.on_library = [tensor, how](internal::DeviceGroup& library, bool ordered) {
+      internal::all_reduce_on(library, tensor, how, ordered);
+    };
+  }
   call.body = [data = data_of(tensor), elements = tensor.numel(), size_of = tensor.element_size(),
                how](Exchange& exchange) {
     exchange.all_reduce(data, elements, size_of, [&](int64_t begin) { return reduce_into(how, data + begin); });
@@ -281,6 +302,9 @@ Work Group::broadcast(const at::Tensor& tensor, int root, std::string_view unit)
   add_range(call, tensor, 0, call.bytes.count, rank() != root);
   call.wire_bytes = call.bytes;
   call.latencies = size() - 1;
+  if (needs_library(tensor)) {
+    call.on_library = [tensor, root](internal::DeviceGroup& library, bool) { library.broadcast(tensor, root); };
+  }
   call.body = [data = data_of(tensor), bytes = call.bytes.count, root](Exchange& exchange) {
     exchange.broadcast(data, bytes, root);
   };

@@ -10,6 +10,7 @@
 
 #include <latch>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "neap/comm/failure.h"
@@ -17,6 +18,7 @@
 #include "neap/comm/world.h"
 #include "neap/device/device.h"
 #include "neap/device/host_task.h"
+#include "neap/trace/recorder.h"
 #include "testing/collective_contract.h"
 #include "testing/matchers.h"
 #include "testing/ranks.h"
@@ -114,6 +116,40 @@ TEST_F(GroupSim, CostsWhatARingCosts) {
     world.all().all_reduce(full, {}, "unit").wait();
     EXPECT_EQ(control().counters(rank).peer.busy_ns - before, 3 * (120'000 / 10 + 3 * 1'000));
   });
+}
+
+// Named by collective and unit, on a track of the group's; what CPU tensors do takes no time on this clock.
+TEST_F(GroupSim, IsDrawnByUnitOnTheDevicesClock) {
+  configure([](sim::DeviceConfig& config) {
+    config.peer_gbps = 10;
+    config.latency_ns = 1'000;
+  });
+  trace::Recorder recorder;
+  control().set_recorder(&recorder);
+  testing::RanksOptions options;
+  options.world.recorder = &recorder;
+  options.world.clock = [] { return control().host_time_ns(0); };
+  run_ranks(
+      2,
+      [](World& world) {
+        const at::Tensor full = at::zeros({40'000}, on_sim(world.rank())), losses = at::zeros({2});
+        world.all().all_gather(full, "layers.3").wait();
+        world.all().all_gather(losses, "losses").wait();
+      },
+      options);
+  synchronize();
+  control().set_recorder(nullptr);
+  const trace::Snapshot snapshot = recorder.snapshot();
+  const auto gathers = snapshot.find("comm/world", "all_gather layers.3");
+  ASSERT_EQ(gathers.size(), 2U) << "one of each rank";
+  for (const trace::Event& gather : gathers) {
+    EXPECT_EQ(gather.end_ns - gather.begin_ns, 80'000 / 10 + 1'000);
+    EXPECT_EQ(std::get<int64_t>(snapshot.args_of(gather).front().value), 80'000);
+  }
+  const auto on_host = snapshot.find("comm/world", "all_gather losses");
+  ASSERT_EQ(on_host.size(), 2U);
+  for (const trace::Event& instant : on_host) EXPECT_EQ(instant.kind, trace::Kind::kInstant);
+  EXPECT_THAT(snapshot.find("sim:0/copies between devices", "all_gather"), ::testing::IsEmpty());
 }
 
 // Compute goes on under a collective: together they take the longer of the two.

@@ -29,9 +29,18 @@ void WorkState::finish(std::exception_ptr error) noexcept {
   changed_.notify_all();
 }
 
+void WorkState::finish_with(device::Event end) noexcept {
+  end_ = std::move(end);
+  event_tells_ = true;
+  finish(nullptr);
+}
+
 bool WorkState::done() const {
-  MutexLock lock(mutex_);
-  return done_;
+  {
+    MutexLock lock(mutex_);
+    if (!done_) return false;
+  }
+  return !event_tells_ || end_.query();
 }
 
 void WorkState::rethrow() {

@@ -17,6 +17,8 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -41,10 +43,17 @@ struct WorldOptions {
   // start on this rank. What takes longer on purpose, say rank 0 writing a checkpoint, must fit. Also how long a rank
   // that hangs can hold up the end of a run.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  // CUDA alone: reductions add in rank order, as they do everywhere else, rather than in NCCL's. Costs memory as large
+  // as the full buffer.
+  bool ordered = false;
   // Network interface for Gloo ("eth0"); empty: GLOO_SOCKET_IFNAME, else the one that the host's name resolves to.
   std::string interface;
-  // Spans of collectives on CPU tensors, track "comm/<group>". Must outlive the World.
+  // A span for each collective, "all_gather layers.3" on the track "comm/<group>". Must outlive the World.
   trace::Recorder* recorder = nullptr;
+  // The recorder's clock, asked by the thread that starts a collective; empty: the host's steady clock. A clock of the
+  // device's own does not run for what CPU tensors do, whose collectives are instants then; those over the device's
+  // tensors are drawn by the device (neap/base/host_task.h).
+  std::function<int64_t()> clock = {};
 };
 
 struct MeshGroups {

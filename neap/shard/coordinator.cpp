@@ -411,6 +411,12 @@ Usage Coordinator::usage() {
   return usage;
 }
 
+void Coordinator::account() {
+  for (const auto& unit : units_) {
+    for (const auto& group : unit->groups) group->account();
+  }
+}
+
 // ---- hook
 
 void ShardHook::around_forward(const autograd::UnitCall& /*call*/, c10::function_ref<void()> body) {

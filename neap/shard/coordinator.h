@@ -68,6 +68,8 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   const Ranks& ranks() const { return ranks_; }
   Usage usage();
   void reset_peak() { live_peak_ = live_; }
+  Ledger& ledger() { return *ledger_; }
+  void account();
 
  private:
   struct Pass;
@@ -100,7 +102,8 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   void hand_over_gradients();
 
   Ranks ranks_;
-  std::unique_ptr<const Options> options_;  // groups refer to it
+  std::unique_ptr<const Options> options_;                             // groups refer to it
+  const std::unique_ptr<Ledger> ledger_ = std::make_unique<Ledger>();  // and to it
   std::vector<std::unique_ptr<Unit>> units_;
   UnitOrder forward_order_, backward_order_;
   Mutex pass_mutex_;

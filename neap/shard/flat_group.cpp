@@ -14,6 +14,7 @@
 #include "neap/autograd/graph_task.h"
 #include "neap/autograd/resident_storages.h"
 #include "neap/base/error.h"
+#include "neap/shard/memory_view.h"
 
 namespace neap::shard {
 
@@ -34,19 +35,8 @@ int64_t alignment(std::initializer_list<c10::ScalarType> dtypes) {
   return kAlignmentBytes / static_cast<int64_t>(smallest);
 }
 
-// The parameter looks at other memory from now on; what autograd knows of it stays. Unlike set_data() this keeps the
-// gradient accumulator when the dtype changes, and it can lead from the meta device to a real one.
-void look_at(const at::Tensor& parameter, const at::Tensor& view) {
-  parameter.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
-}
-
 // A gradient must be no autograd view: torch::optim's zero_grad() detaches it in place.
 at::Tensor as_gradient(const at::Tensor& view) { return view.variable_data(); }
-
-// The elements in the order of memory.
-at::Tensor in_memory_order(const at::Tensor& tensor) {
-  return tensor.detach().as_strided({tensor.numel()}, {1}, tensor.storage_offset());
-}
 
 c10::Device device_for(const at::Tensor& parameter, const Options& options) {
   return parameter.is_meta() && options.device ? *options.device : parameter.device();
@@ -54,7 +44,8 @@ c10::Device device_for(const at::Tensor& parameter, const Options& options) {
 
 }  // namespace
 
-FlatGroup::FlatGroup(std::string unit, std::vector<NamedParameter> parameters, Ranks ranks, const Options& options)
+FlatGroup::FlatGroup(std::string unit, std::vector<NamedParameter> parameters, Ranks ranks, const Options& options,
+                     Ledger& ledger)
     : unit_(std::move(unit)),
       resharded_text_("[shard] '" + unit_ +
                       "' is resharded: its full parameters can be read only while the unit runs or inside "
@@ -63,6 +54,7 @@ FlatGroup::FlatGroup(std::string unit, std::vector<NamedParameter> parameters, R
       no_gradient_text_("[shard] '" + unit_ + "' has no full gradients outside of backward"),
       ranks_(ranks),
       options_(options),
+      ledger_(ledger),
       slots_([&] {
         std::vector<Slot> slots;
         for (NamedParameter& parameter : parameters) {
@@ -92,12 +84,32 @@ FlatGroup::FlatGroup(std::string unit, std::vector<NamedParameter> parameters, R
   autograd::ResidentStorages::of_process().add(full_.tensor());
   if (slots_.front().parameter.is_meta()) initialise(options);
   for (std::size_t i = 0; i < slots_.size(); ++i) take_over(slots_[i], i);
+  account();
 }
 
 FlatGroup::~FlatGroup() {
   drop_gradients();
   reshard_quietly();
   autograd::ResidentStorages::of_process().remove(full_.tensor());
+  ledger_.change(held_, {});
+}
+
+Held FlatGroup::held() const {
+  Held held;
+  held.parameters = Bytes(static_cast<int64_t>(shard_.storage().nbytes())) + full_.bytes();
+  held.gradients = gradient_.bytes();
+  for (const at::Tensor* piece : {&arriving_, &reduced_}) {
+    if (piece->defined()) held.gradients += Bytes(static_cast<int64_t>(piece->nbytes()));
+  }
+  if (const auto storage = handed_over_.lock()) held.gradients += Bytes(static_cast<int64_t>(storage->nbytes()));
+  return held;
+}
+
+void FlatGroup::account() noexcept {
+  if (!ledger_.watched()) return;
+  const Held now = held();
+  ledger_.change(held_, now);
+  held_ = now;
 }
 
 std::string FlatGroup::named(const Slot& slot) const { return internal::concat("'", slot.name, "'"); }
@@ -168,6 +180,7 @@ void FlatGroup::begin_unshard() {
   if (state_ != State::kSharded) return;
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < slots_.size(); ++i) adopt_replaced(slots_[i], i);
+  ledger_.look();
   full_.allocate();
   ++gathers_;
   const at::Tensor& full = full_.tensor();
@@ -186,6 +199,7 @@ void FlatGroup::begin_unshard() {
     throw;
   }
   state_ = State::kGathering;
+  account();
 }
 
 void FlatGroup::finish_unshard() {
@@ -224,8 +238,10 @@ void FlatGroup::reshard_quietly() noexcept {
     }
   }
   gather_ = comm::Work();
+  ledger_.look();
   full_.release(resharded_text_);
   state_ = State::kSharded;
+  account();
 }
 
 // A parameter whose data was replaced while it was a shard: by load_state_dict in its assigning form, by set_data().
@@ -272,7 +288,9 @@ void FlatGroup::open_gradients() {
   const at::NoGradGuard no_grad;
   if (reducing_) finish_reduce();
   if (!gradient_.allocated()) {
+    ledger_.look();
     gradient_.allocate();
+    account();
     gradient_.tensor().fill_(-0.0);
   }
   pending_ = 0;
@@ -319,6 +337,7 @@ void FlatGroup::begin_reduce() {
   hold_gradients();
   const at::NoGradGuard no_grad;
   ++scatters_;
+  ledger_.look();
   if (ranks_.shard.size() == 1 && gradient_dtype_ == shard_dtype_) {
     arriving_ = gradient_.take(no_gradient_text_);
     reduction_ = ranks_.replicate.size() == 1
@@ -329,6 +348,7 @@ void FlatGroup::begin_reduce() {
     reduction_ = ranks_.shard.reduce_scatter(arriving_, gradient_.tensor(), {.op = comm::ReduceOp::kSum}, unit_);
   }
   reducing_ = true;
+  account();
 }
 
 // Division and factor come last, over the sums of all ranks, as one process would do it.
@@ -340,7 +360,9 @@ void FlatGroup::scale(at::Tensor& piece) const {
 void FlatGroup::begin_replicas() {
   if (!gradient_.allocated() || !reducing_) return;
   reduction_.wait();
+  ledger_.look();
   gradient_.release(no_gradient_text_);
+  account();
   if (ranks_.replicate.size() == 1) return;
   reduction_ = ranks_.replicate.all_reduce(arriving_, {.op = comm::ReduceOp::kSum}, unit_);
 }
@@ -358,6 +380,7 @@ void FlatGroup::finish_reduce() {
   } else {
     reduced_ = std::move(arriving_);
   }
+  account();
 }
 
 void FlatGroup::append_flags(std::vector<int32_t>& flags) const {
@@ -383,6 +406,7 @@ void FlatGroup::hand_over(const int32_t*& flags) {
   if (!reduced_.defined()) return;
   handed_over_ = reduced_.storage().getWeakStorageImpl();
   reduced_.reset();
+  account();
 }
 
 void FlatGroup::drop_gradients() noexcept {
@@ -401,6 +425,7 @@ void FlatGroup::drop_gradients() noexcept {
   }
   open_ = reducing_ = false;
   pending_ = 0;
+  account();
 }
 
 at::Tensor FlatGroup::flat_gradient() const {
@@ -413,87 +438,6 @@ at::Tensor FlatGroup::flat_gradient() const {
     if (!flat.defined()) flat = grad.as_strided({layout_.shard_numel()}, {1}, 0);
   }
   return flat;
-}
-
-// ---- values
-
-void FlatGroup::gather_in_own_dtype(c10::function_ref<void(std::size_t, const at::Tensor&)> visit) {
-  NEAP_ASSERT(state_ == State::kSharded);
-  const at::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < slots_.size(); ++i) adopt_replaced(slots_[i], i);
-  at::Tensor full = shard_;
-  if (ranks_.shard.size() > 1) {
-    full = at::empty({layout_.total()}, shard_.options());
-    ranks_.shard.all_gather(full, shard_, unit_).wait();
-  }
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    visit(i, full.as_strided(slots_[i].sizes, slots_[i].strides, layout_.offset(i)));
-  }
-}
-
-void FlatGroup::dissolve() {
-  gather_in_own_dtype([&](std::size_t i, const at::Tensor& full) {
-    const Slot& slot = slots_[i];
-    slot.parameter.mutable_grad().reset();
-    look_at(slot.parameter, at::empty_strided(slot.sizes, slot.strides, full.options()).copy_(full));
-  });
-  slots_.clear();
-}
-
-void FlatGroup::load_full(std::size_t i, const at::Tensor& full) {
-  NEAP_ASSERT(state_ == State::kSharded);
-  Slot& slot = slots_[i];
-  NEAP_CHECK(full.sizes() == at::IntArrayRef(slot.sizes), "[shard] expected ", named(slot), " of shape ",
-             at::IntArrayRef(slot.sizes), "; found ", full.sizes());
-  const at::NoGradGuard no_grad;
-  adopt_replaced(slot, i);
-  const Piece mine = piece(i);
-  if (mine.numel() == 0) return;
-  // The parameter's own order of memory; no copy when the value has it already.
-  at::Tensor ordered = full.detach();
-  if (ordered.strides() != at::IntArrayRef(slot.strides)) {
-    ordered = at::empty_strided(slot.sizes, slot.strides, full.options()).copy_(full);
-  }
-  slot.shard.copy_(in_memory_order(ordered).narrow(0, mine.begin, mine.numel()));
-  impl::bump_version(slot.parameter);  // a graph that saved the parameter must not go on with other values
-}
-
-void FlatGroup::load_piece(std::size_t i, int64_t begin, const at::Tensor& piece) {
-  NEAP_ASSERT(state_ == State::kSharded);
-  const at::NoGradGuard no_grad;
-  adopt_replaced(slots_[i], i);
-  const Piece mine = this->piece(i);
-  const int64_t first = std::max(begin, mine.begin), last = std::min(begin + piece.numel(), mine.end);
-  if (first >= last) return;
-  slots_[i]
-      .shard.narrow(0, first - mine.begin, last - first)
-      .copy_(piece.detach().narrow(0, first - begin, last - first));
-  impl::bump_version(slots_[i].parameter);
-}
-
-void FlatGroup::write_back() {
-  if (full_.tensor().storage().is_alias_of(shard_.storage())) return;
-  NEAP_CHECK(full_dtype_ == shard_dtype_, "[shard] expected full parameters in the dtype of the masters, ",
-             shard_dtype_, ", to write them back; found ", full_dtype_, "; use load_full_state()");
-  const at::NoGradGuard no_grad;
-  const int64_t length = layout_.shard_numel();
-  shard_.copy_(full_.tensor().narrow(0, ranks_.shard.rank() * length, length));
-  for (Slot& slot : slots_) slot.version = impl::version_counter(slot.parameter).current_version();
-}
-
-void FlatGroup::add_usage(Usage& usage) const {
-  const auto size = static_cast<int64_t>(c10::elementSize(shard_dtype_));
-  usage.shards += Bytes(static_cast<int64_t>(shard_.storage().nbytes()));
-  usage.minimum += Bytes(layout_.shard_numel() * size);
-  usage.padding += Bytes(layout_.padding() * size / layout_.ranks());
-  usage.unsharded += full_.bytes();
-  usage.gradients += gradient_.bytes();
-  usage.copied += copied_;
-  usage.gathers += gathers_;
-  usage.scatters += scatters_;
-  if (arriving_.defined()) usage.reduced += Bytes(static_cast<int64_t>(arriving_.nbytes()));
-  if (reduced_.defined()) usage.reduced += Bytes(static_cast<int64_t>(reduced_.nbytes()));
-  if (const auto storage = handed_over_.lock()) usage.reduced += Bytes(static_cast<int64_t>(storage->nbytes()));
 }
 
 }  // namespace neap::shard

@@ -25,6 +25,7 @@
 #include "neap/comm/group.h"
 #include "neap/shard/flat_buffer.h"
 #include "neap/shard/flat_layout.h"
+#include "neap/shard/ledger.h"
 #include "neap/shard/options.h"
 
 namespace neap::shard {
@@ -48,7 +49,8 @@ class FlatGroup {
   static void check(const NamedParameter& parameter, const Options& options);
 
   // Takes the parameters' own storages away and leaves this rank's pieces. REQUIRES: checked parameters, at least one.
-  FlatGroup(std::string unit, std::vector<NamedParameter> parameters, Ranks ranks, const Options& options);
+  FlatGroup(std::string unit, std::vector<NamedParameter> parameters, Ranks ranks, const Options& options,
+            Ledger& ledger);
   ~FlatGroup();
   FlatGroup(const FlatGroup&) = delete;
   FlatGroup& operator=(const FlatGroup&) = delete;
@@ -110,6 +112,9 @@ class FlatGroup {
   // Copies what was written to the full parameters into this rank's piece. REQUIRES: unsharded().
   void write_back();
   void add_usage(Usage& usage) const;
+  // Brings the ledger up to date, if somebody watches it. From then on it follows by itself, but for pieces of
+  // gradients that the user drops.
+  void account() noexcept;
 
  private:
   enum class State : uint8_t { kSharded, kGathering, kUnsharded };
@@ -131,12 +136,15 @@ class FlatGroup {
   void adopt_replaced(Slot& slot, std::size_t index);
   void stash_gradient(Slot& slot, const Piece& piece);
   void scale(at::Tensor& piece) const;
+  Held held() const;
   std::string named(const Slot& slot) const;
 
   const std::string unit_;
   const std::string resharded_text_, no_gradient_text_;
   Ranks ranks_;
   const Options& options_;  // of the Sharded that owns this group
+  Ledger& ledger_;          // likewise
+  Held held_;               // as the ledger knows it
   std::vector<Slot> slots_;
   c10::ScalarType shard_dtype_, full_dtype_, gradient_dtype_;
   c10::Device device_;

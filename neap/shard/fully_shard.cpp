@@ -119,8 +119,8 @@ void Sharded::Impl::build(OwnedUnit& owned) {
   for (const auto& indices : plan) {
     std::vector<NamedParameter> parameters;
     for (const std::size_t i : indices) parameters.push_back(std::move(owned.parameters[i]));
-    unit.groups.push_back(
-        std::make_unique<FlatGroup>(label, std::move(parameters), coordinator->ranks(), coordinator->options()));
+    unit.groups.push_back(std::make_unique<FlatGroup>(label, std::move(parameters), coordinator->ranks(),
+                                                      coordinator->options(), coordinator->ledger()));
   }
   auto* hookable = dynamic_cast<autograd::Hookable*>(owned.module);
   if (hookable == nullptr) own_points_.push_back(std::make_unique<autograd::HookPoint>());
@@ -296,6 +296,11 @@ void Sharded::load_full_state(const std::map<std::string, at::Tensor>& state) {
 }
 
 Usage Sharded::usage() const { return impl_->coordinator->usage(); }
+Held Sharded::held() const { return impl_->coordinator->ledger().held(); }
+void Sharded::watch_memory(std::function<void()> look) {
+  impl_->coordinator->ledger().watch(std::move(look));
+  impl_->coordinator->account();
+}
 void Sharded::reset_peak() { impl_->coordinator->reset_peak(); }
 const Options& Sharded::options() const { return impl_->coordinator->options(); }
 

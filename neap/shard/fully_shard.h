@@ -31,6 +31,7 @@
 #include <c10/util/FunctionRef.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -40,6 +41,7 @@
 
 #include "neap/autograd/hook_point.h"
 #include "neap/comm/world.h"
+#include "neap/shard/ledger.h"
 #include "neap/shard/options.h"
 
 namespace torch::nn {
@@ -128,6 +130,11 @@ class Sharded {
   void load_full_state(const std::map<std::string, at::Tensor>& state);
 
   [[nodiscard]] Usage usage() const;
+  // From here on `look` is called before full parameters or gradients come or go, on the thread that runs the unit, and
+  // held() says what is held, at any time and at no cost. Only pieces of gradients that zero_grad() drops count until
+  // the next watch_memory(). `look` must not throw. Empty: no more calls.
+  void watch_memory(std::function<void()> look);
+  [[nodiscard]] Held held() const;
   // Peaks begin at the present level.
   void reset_peak();
   [[nodiscard]] std::vector<std::string> unit_names() const;  // the root, "", last

@@ -146,6 +146,6 @@ class Control {
 // process already runs another accelerator. The name changes with the interface above, so that a stale library is never
 // used.
 using ControlEntry = Control&();
-inline constexpr const char* kControlSymbol = "neap_sim_control_v2";
+inline constexpr const char* kControlSymbol = "neap_sim_control_v3";
 
 }  // namespace neap::sim

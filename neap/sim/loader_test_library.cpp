@@ -36,7 +36,7 @@ class ControlWithoutDevice final : public Control {
 }  // namespace
 
 #ifndef NEAP_SIM_TEST_WITHOUT_ENTRY
-extern "C" Control& neap_sim_control_v2() {
+extern "C" Control& neap_sim_control_v3() {
   NEAP_CHECK(std::getenv("NEAP_SIM_TEST_REFUSES") == nullptr, "another accelerator is active");
   static ControlWithoutDevice control;
   return control;

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "neap/base/error.h"
-#include "neap/checkpoint/agreement.h"
+#include "neap/comm/agreement.h"
 #include "neap/checkpoint/directory.h"
 #include "neap/comm/world.h"
 #include "neap/shard/fully_shard.h"
@@ -125,17 +125,17 @@ Checkpoints::Checkpoints(const RunConfig& config, std::string model, const Seque
                    {"model", std::move(model)}},
       saver_(dir_, {.keep_last = options_.keep_last, .asynchronous = options_.asynchronous}, world) {
   std::string path;
-  checkpoint::together(world, "checkpoint.resume", [&] {
-    if (checkpoint::rank_of(world_) == 0) path = find().value_or("").string();
+  comm::together(world, "checkpoint.resume", [&] {
+    if (comm::rank_of(world_) == 0) path = find().value_or("").string();
   });
-  path = checkpoint::exchange_texts(world, path, "checkpoint.resume").front();
+  path = comm::exchange_texts(world, path, "checkpoint.resume").front();
   if (path.empty()) {
     if (options_.resume == kAuto) resume_line_ = concat("nothing in ", dir_.string(), " yet: from the beginning");
   } else {
-    checkpoint::together(world, "checkpoint.resume", [&] { open(config, path); });
+    comm::together(world, "checkpoint.resume", [&] { open(config, path); });
     resume_line_ = concat(path, ", after step ", start_.steps);
   }
-  checkpoint::together(world, "checkpoint.dir", [&] { check_directory(); });
+  comm::together(world, "checkpoint.dir", [&] { check_directory(); });
 }
 
 std::optional<fs::path> Checkpoints::find() const {
@@ -181,8 +181,8 @@ std::string Checkpoints::save_line() const {
 void Checkpoints::restore(const ModelState& state) {
   if (!reader_) return;
   checkpoint::load(*reader_, pieces_of(state), world_, belongs_to_a_rank);
-  checkpoint::together(world_, "generators", [&] {
-    const int rank = checkpoint::rank_of(world_) % reader_->index().world;
+  comm::together(world_, "generators", [&] {
+    const int rank = comm::rank_of(world_) % reader_->index().world;
     for (auto& [device, generator] : generators_of(state.device)) {
       const std::string name = generator_name(rank, device);
       if (!reader_->index().tensors.contains(name)) continue;  // the run was on another kind of device
@@ -198,7 +198,7 @@ void Checkpoints::save(const ModelState& state, Taken taken) {
   std::vector<Piece> pieces = pieces_of(state);
   for (auto& [device, generator] : generators_of(state.device)) {
     const std::lock_guard<std::mutex> lock(generator.mutex());
-    pieces.push_back(checkpoint::whole(generator_name(checkpoint::rank_of(world_), device), generator.get_state()));
+    pieces.push_back(checkpoint::whole(generator_name(comm::rank_of(world_), device), generator.get_state()));
   }
   checkpoint::State description = description_;
   description["step"] = std::to_string(taken.steps);

@@ -69,6 +69,7 @@ std::string to_json_line(const StepMetrics& m) {
 
 std::string to_json(const RunSummary& summary) {
   const StepMetrics total = summary.totals();
+  const StepMetrics* fullest = summary.fullest_step();
   Json losses = Json::array();
   Json norms = Json::array();
   for (const StepMetrics& step : summary.steps) {
@@ -80,6 +81,7 @@ std::string to_json(const RunSummary& summary) {
               {"capacity_bytes", or_null(summary.capacity)},
               {"out_of_memory", summary.status == RunStatus::kOutOfMemory},
               {"peak_bytes", or_null(summary.peak)},
+              {"peak_parts", or_null(fullest == nullptr ? std::nullopt : fullest->peak_parts)},
               {"step_ms", summary.step_ms()},
               {"device_step_ms", or_null(summary.device_step_ms())},
               {"mfu", or_null(summary.mfu())},

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "neap/base/error.h"
-#include "neap/checkpoint/agreement.h"
+#include "neap/comm/agreement.h"
 #include "neap/checkpoint/reader.h"
 #include "neap/files/atomic_directory.h"
 #include "neap/files/atomic_file.h"
@@ -58,8 +58,8 @@ void write_model(const ModelDirectory& target, const torch::nn::Module& model, s
                  comm::World* world) {
   std::map<std::string, at::Tensor> full;
   if (sharded != nullptr) full = sharded->full_state();
-  checkpoint::together(world, "the exported model", [&] {
-    if (checkpoint::rank_of(world) != 0) return;
+  comm::together(world, "the exported model", [&] {
+    if (comm::rank_of(world) != 0) return;
     std::vector<models::HfTensor> tensors;
     // In the order of the model.
     for (const auto& item : model.named_parameters()) {

@@ -31,6 +31,10 @@ comm::Mesh mesh_of(const ParallelSection& parallel, int world, int rank);
 // pieces.
 shard::Options shard_options(const ParallelSection& parallel, Dtype compute, int world);
 
+// UserError on every rank, naming keys and values, when the ranks were told different things. Paths, the device and the
+// log are each rank's own: hosts may differ. Collective.
+void check_same_config(comm::World& world, const RunConfig& config);
+
 struct Exchanged {
   double loss = 0;    // of all ranks, float32: added up in the order of the micro-batches
   bool stop = false;  // some rank wants to stop

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "neap/autograd/node_ptr.h"
+#include "neap/shard/fully_shard.h"
 
 namespace neap::train {
 
@@ -44,7 +45,10 @@ PeakMeter::PeakMeter(const std::vector<at::Tensor>& parameters, const device::De
   }
 }
 
+PeakMeter::PeakMeter(shard::Sharded& sharded, const device::Device& device) : device_(device), sharded_(&sharded) {}
+
 PeakMeter::~PeakMeter() {
+  if (sharded_ != nullptr) sharded_->watch_memory({});
   for (const Hooked& hooked : hooked_) hooked.accumulator->del_post_hook(hooked.hook);
 }
 
@@ -52,6 +56,7 @@ void PeakMeter::begin_step(Bytes optimizer_state) {
   for (Hooked& hooked : hooked_) hooked.has_gradient = false;
   optimizer_ = optimizer_state;
   gradients_ = peak_ = Bytes(0);
+  if (sharded_ != nullptr && device_.memory_stats()) sharded_->watch_memory([this] { look(piece_); });
   parts_.reset();
   look("between steps");
 }
@@ -67,6 +72,11 @@ void PeakMeter::look(const char* piece) { look(piece, Bytes(0)); }
 void PeakMeter::look(const char* piece, Bytes arrived) {
   const auto stats = device_.memory_stats();
   if (!stats) return;
+  if (sharded_ != nullptr) {
+    const shard::Held held = sharded_->held();
+    parameters_ = held.parameters;
+    gradients_ = held.gradients;
+  }
   const Bytes state = parameters_ + optimizer_ + gradients_;
   const Bytes rest_before = std::exchange(rest_, std::max(Bytes(0), stats->allocated - state - arrived));
   if (stats->allocated_peak > peak_) {

@@ -70,9 +70,8 @@ Trainer::Trainer(Parts parts, const TrainSection& train, double clip)
     : parts_(std::move(parts)),
       train_(train),
       clip_(clip),
-      // Sharded parameters and gradients change their size within a step, so the meter could not tell them apart.
-      peak_(std::make_unique<PeakMeter>(
-          parts_.sharded == nullptr ? parts_.optimizer.parameters() : std::vector<at::Tensor>(), parts_.device)),
+      peak_(parts_.sharded == nullptr ? std::make_unique<PeakMeter>(parts_.optimizer.parameters(), parts_.device)
+                                      : std::make_unique<PeakMeter>(*parts_.sharded, parts_.device)),
       ranks_(parts_.world == nullptr ? 1 : parts_.world->size()),
       rank_(parts_.world == nullptr ? 0 : parts_.world->rank()),
       reader_(parts_.sequences, {.batch = train.batch,
@@ -90,6 +89,7 @@ Trainer::~Trainer() = default;
 template <class Function>
 void Trainer::phase(const char* name, Function&& function) {
   phase_ = name;
+  peak_->begin_piece(name);
   const int64_t begin = parts_.recorder != nullptr ? parts_.device.now_ns() : 0;
   function();
   peak_->look(name);
@@ -188,7 +188,7 @@ StepMetrics Trainer::step() {
   metrics.data_wait_ms = std::chrono::duration<double, std::milli>(reader_.waited() - waited).count();
   if (parts_.device_has_clock) metrics.device_step_ms = milliseconds_on_device(device_begin, device);
   if (const auto stats = device.memory_stats()) metrics.device_peak = stats->allocated_peak;
-  if (parts_.sharded == nullptr) metrics.peak_parts = peak_->parts();
+  metrics.peak_parts = peak_->parts();
   add_offload_report(metrics);
   add_recompute_report(metrics);
   return metrics;

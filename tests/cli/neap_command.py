@@ -133,5 +133,20 @@ class Workspace:
     def summary(self, directory="out"):
         return json.loads((self.path / directory / "summary.json").read_text())
 
+    def trace(self, directory="out"):
+        """A function: (track, phase) → the trace's events there."""
+        events = json.loads((self.path / directory / "trace.json").read_text())["traceEvents"]
+        groups = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+        lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+
+        def on(track, phase):
+            return [
+                event
+                for event in events
+                if event["ph"] == phase and f"{groups[event['pid']]}/{lanes[event['tid']]}" == track
+            ]
+
+        return on
+
     def metrics(self, directory="out"):
         return [json.loads(line) for line in (self.path / directory / "metrics.jsonl").read_text().splitlines()]

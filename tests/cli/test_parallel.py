@@ -2,6 +2,7 @@
 
 import re
 import signal
+from itertools import pairwise
 
 import pytest
 from neap_command import binary
@@ -97,6 +98,43 @@ def test_offload_and_recomputation_on_ranks_change_no_bit(workspace):
         summary = workspace.summary(name)
         assert (summary["offloaded_bytes"] > 0) == (name != "recompute")
         assert summary["reruns"] == (0 if name == "offload" else 3 * 4)
+
+
+def test_the_peak_is_made_of_full_parameters_and_pieces(workspace):
+    train(workspace, 2, "ranks")
+    plain = workspace.train("--log.dir=alone")
+    assert plain.code == 0
+    alone = workspace.summary("alone")["peak_parts"]
+    for line in workspace.metrics("ranks"):
+        parts = line["peak_parts"]
+        assert sum(value for value in parts.values() if isinstance(value, int)) == line["device_peak"]
+        # Half of everything, two layers that are full at most, and the embedding, which belongs to no layer.
+        assert alone["parameters"] / 2 < parts["parameters"] < 1.2 * alone["parameters"]
+        assert parts["optimizer"] < alone["optimizer"]
+    assert workspace.summary("ranks")["peak_parts"]["activations"] > 0
+
+
+def test_the_trace_has_collectives_by_unit_and_second_runs_on_the_devices_clock(workspace):
+    train(workspace, 2, "out", "--log.trace=true", "--recompute.mode=full", "--train.steps=2")
+    on = workspace.trace()
+    device_ms = sum(line["device_step_ms"] for line in workspace.metrics())
+    collectives = on("comm/world", "X")
+    names = [event["name"] for event in collectives]
+    layers = [f"model.layers.{layer}" for layer in range(4)]
+    for layer in layers:
+        assert names.count(f"reduce_scatter {layer}") == 2
+        assert names.count(f"all_gather {layer}") in (3, 4), "forward and backward, but for the one that is kept"
+    assert "all_gather root" in names and "reduce_scatter root" in names
+    assert all(event["args"]["bytes"] > 0 for event in collectives)
+    assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-3 for a, b in pairwise(collectives))
+    # One clock for all: the steps' own. Beside them, the model is loaded.
+    backward = on("trainer/host", "X")
+    runs = on("recompute/second runs", "X")
+    assert [event["name"] for event in runs] == 2 * layers[::-1]
+    end = max(event["ts"] + event["dur"] for event in backward) + device_ms * 1e3
+    for event in collectives + runs + on("comm/world", "i"):
+        assert 0 <= event["ts"] <= end
+    assert [event["name"] for event in on("comm/world", "i")].count("all_gather losses") == 2
 
 
 def torchrun(workspace, *overrides):
@@ -254,6 +292,10 @@ def test_a_killed_rank_ends_the_other_one(workspace, victim):
     if victim == 1:
         assert workspace.summary()["status"] == "rank_failed"
         assert len(workspace.metrics()) >= 2
+    # The next run in the same place knows nothing of it.
+    fresh = train(workspace, 2, "fresh", *CPU)
+    assert train(workspace, 2, "out", *CPU)[:2] == fresh[:2]
+    assert workspace.summary()["status"] == "finished"
 
 
 def test_a_rank_without_memory_ends_the_other_one(workspace):
@@ -265,6 +307,20 @@ def test_a_rank_without_memory_ends_the_other_one(workspace):
     assert workspace.summary()["status"] == "rank_failed"
 
 
+def test_a_rank_that_runs_out_of_memory_in_backward_ends_the_other_one(workspace):
+    train(workspace, 2, "unlimited")
+    peak, piece = (workspace.summary("unlimited")[key] for key in ("peak_bytes", "peak_parts"))
+    assert piece["piece"] == "backward"
+    with started(workspace, 2, own={1: [f"--device.capacity={peak * 19 // 20}"]}) as processes:
+        (code_0, _, err_0), (code_1, _, err_1) = ends(processes)
+    assert (code_0, code_1) == (5, 3), err_0 + err_1
+    assert re.match(r"neap: \[rank 1\] out of memory in the backward of step \d", err_1), err_1
+    assert re.search(r"rank 1 left: out of memory in the backward of step \d", err_0), err_0
+    assert re.search(r"\[comm\] rank 0, \w+ of '[\w. ]+' in group 'world'", err_0), err_0
+    assert workspace.summary()["status"] == "rank_failed"
+    assert "waited" not in err_0
+
+
 def test_a_mistake_of_one_rank_ends_the_other_one(workspace):
     with started(workspace, 2, "--device.type=cpu", own={1: ["--data.path=nothing.bin"]}) as processes:
         (code_0, _, err_0), (code_1, _, err_1) = ends(processes)
@@ -273,11 +329,16 @@ def test_a_mistake_of_one_rank_ends_the_other_one(workspace):
     assert "rank 1 left: " in err_0
 
 
-def test_ranks_that_are_told_different_things_end_with_an_error(workspace):
-    with started(workspace, 2, "--device.type=cpu", own={1: ["--train.accumulation=2"]}) as processes:
-        for code, _, err in ends(processes):
+def test_ranks_that_are_told_different_things_say_which_before_the_first_step(workspace):
+    own = {1: ["--train.accumulation=2", "--optim.betas=[0.8, 0.9]"], 2: ["--train.accumulation=2"]}
+    with started(workspace, 3, "--device.type=cpu", own=own) as processes:
+        for rank, (code, _, err) in enumerate(ends(processes)):
             assert code == 2, err
-            assert "all_reduce (sum) of 'gradient norm'" in err
+            assert err.startswith(f"neap: [rank {rank}] error: [parallel] expected every rank to be told the same")
+            assert "train.accumulation is 1 on rank 0 and 2 on ranks 1, 2" in err
+            assert "optim.betas is [0.8, 0.9] on rank 1 and [0.9, 0.95] on ranks 0, 2" in err
+            assert "train.steps" not in err
+    assert not (workspace.path / "out").exists()
 
 
 @pytest.mark.parametrize("asked", [[0, 1], [1]])

@@ -1,6 +1,5 @@
 """What `neap train` does when the input is right."""
 
-import json
 import re
 import signal
 from itertools import pairwise
@@ -114,18 +113,7 @@ def test_a_model_that_does_not_fit_is_reported_and_fits_with_offload(workspace):
 def test_writes_a_trace_of_compute_copies_and_memory(workspace):
     result = workspace.train("--offload.mode=async", "--log.trace=true", "--device.d2h=100MB/s", "--device.h2d=100MB/s")
     assert result.code == 0, result.err
-    events = json.loads((workspace.path / "out" / "trace.json").read_text())
-    events = events["traceEvents"] if isinstance(events, dict) else events
-    groups = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
-    lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-
-    def on(track, phase):
-        return [
-            event
-            for event in events
-            if event["ph"] == phase and f"{groups[event['pid']]}/{lanes[event['tid']]}" == track
-        ]
-
+    on = workspace.trace()
     assert {"forward", "backward", "update"} <= {event["name"] for event in on("trainer/host", "X")}
     layers = [f"model.layers.{layer}" for layer in range(4)]
     assert [event["name"] for event in on("offload/forward", "X")] == 3 * layers

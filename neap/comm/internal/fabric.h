@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "neap/base/error.h"
+#include "neap/comm/internal/breakable.h"
+#include "neap/comm/internal/device_group.h"
 
 namespace neap::comm::internal {
 
@@ -29,15 +31,12 @@ class Transfer {
 
 // The links of one rank to the other members of one group. Messages between two members arrive in the order they were
 // sent; the receiver knows the size of each. send() and receive() return before the message is through and are called
-// by one thread at a time, abort() by any.
-class Transport {
+// by one thread at a time; after abort() all waits throw LinkLost.
+class Transport : public Breakable {
  public:
-  virtual ~Transport() = default;
   // `to` and `from` are indices in the group. The bytes must stay until the Transfer is done or gone. Throws LinkLost.
   virtual std::unique_ptr<Transfer> send(int to, std::span<const std::byte> bytes) = 0;
   virtual std::unique_ptr<Transfer> receive(int from, std::span<std::byte> bytes) = 0;
-  // Ends all waits, also later ones, with LinkLost, here and soon at the peers. Idempotent.
-  virtual void abort() noexcept = 0;
 };
 
 // One rank's way into the world.
@@ -49,6 +48,11 @@ class Fabric {
   // All of `ranks`, this rank among them, call it with equal arguments. Waits for them; throws LinkLost when they do
   // not come in time. A name is used once.
   virtual std::unique_ptr<Transport> connect(const std::string& name, const std::vector<int>& ranks) = 0;
+  // The library that moves the memory of devices which the host cannot reach (CUDA); null where there is none. All of
+  // `ranks` call it as connect(), but it may return before the others have.
+  virtual std::unique_ptr<DeviceGroup> connect_library(const std::string& /*name*/, const std::vector<int>& /*ranks*/) {
+    return nullptr;
+  }
   // The first text that any rank of the world has published; that is `text` when none has before. When the others
   // cannot be told any more, `text` and that. Thread-safe.
   virtual std::string publish_failure(const std::string& text) noexcept = 0;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <cstdlib>
 #include <future>
 #include <map>
@@ -18,6 +19,7 @@
 #include <utility>
 
 #include "neap/base/mutex.h"
+#include "neap/comm/cuda/nccl_group.h"
 #include "neap/comm/failure.h"
 
 namespace neap::comm::internal {
@@ -27,6 +29,7 @@ using neap::internal::concat;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 constexpr int kTag = 0;  // messages of a pair are told apart by their order
+constexpr const char* kFailureKey = "failure";
 
 // "[…/pair.cc:553] Connection closed by peer\nmore" → "Connection closed by peer"
 std::string reason(const std::exception& error) {
@@ -163,6 +166,39 @@ std::shared_ptr<::gloo::transport::Device> make_device(const Launch& launch, con
   return c10d::ProcessGroupGloo::createDefaultDevice();
 }
 
+// Where the members of a group find each other's addresses. Waiting for one ends early when the world has failed: the
+// rank that would give it may have left without ever coming here.
+class MeetingStore final : public c10d::PrefixStore {
+ public:
+  MeetingStore(const std::string& prefix, StorePtr store, StorePtr failures)
+      : PrefixStore(prefix, std::move(store)), failures_(std::move(failures)) {}
+
+  std::vector<uint8_t> get(const std::string& key) override {
+    wait({key});
+    return PrefixStore::get(key);
+  }
+  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override {
+    wait(keys);
+    return PrefixStore::multiGet(keys);
+  }
+  void wait(const std::vector<std::string>& keys) override { wait(keys, getTimeout()); }
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
+    const auto deadline = Clock::now() + timeout;
+    for (auto pause = kShortest; !check(keys); pause = std::min(2 * pause, kLongest)) {
+      if (failures_->check({kFailureKey})) throw LinkLost("another rank failed");
+      if (Clock::now() >= deadline) throw LinkLost("an address is missing");
+      std::this_thread::sleep_for(pause);
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  // It asks again and again: c10d writes a warning for every wait that is given up.
+  static constexpr std::chrono::milliseconds kShortest{1}, kLongest{64};
+
+  const StorePtr failures_;
+};
+
 class GlooFabric final : public Fabric {
  public:
   GlooFabric(const Launch& launch, const WorldOptions& options)
@@ -184,14 +220,22 @@ class GlooFabric final : public Fabric {
     options->threads = 1;  // for Gloo's own collectives, which are not used
     try {
       options->devices.push_back(make_device(launch_, options_.interface));
-      auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>(name, store_), me,
-                                                               static_cast<int>(ranks.size()), options);
+      auto meeting = c10::make_intrusive<MeetingStore>(name, store_, failures_);
+      auto group =
+          c10::make_intrusive<c10d::ProcessGroupGloo>(std::move(meeting), me, static_cast<int>(ranks.size()), options);
       // The watchdog ends collectives that are late. This limit only keeps Gloo's own, the same, from being first: it
       // would cut the links before the reason is published.
       return std::make_unique<GlooTransport>(std::move(group), options_.timeout + std::chrono::minutes(1));
     } catch (const std::exception& error) {
       throw LinkLost(concat("they did not all come within ", options_.timeout.count(), " ms: ", reason(error)));
     }
+  }
+
+  std::unique_ptr<DeviceGroup> connect_library(const std::string& name, const std::vector<int>& ranks) override {
+    if (!cuda::has_nccl()) return nullptr;
+    const auto me = static_cast<int>(std::find(ranks.begin(), ranks.end(), launch_.rank) - ranks.begin());
+    return cuda::connect_nccl(c10::make_intrusive<MeetingStore>(name, store_, failures_), me,
+                              static_cast<int>(ranks.size()), options_.timeout);
   }
 
   std::string publish_failure(const std::string& text) noexcept override {
@@ -204,7 +248,7 @@ class GlooFabric final : public Fabric {
       auto first = answer->get_future();
       std::thread([answer, text, alone, store = failures_] {
         try {
-          const auto value = store->compareSet("failure", {}, std::vector<uint8_t>(text.begin(), text.end()));
+          const auto value = store->compareSet(kFailureKey, {}, std::vector<uint8_t>(text.begin(), text.end()));
           answer->set_value({value.begin(), value.end()});
         } catch (const std::exception&) {
           answer->set_value(alone);
@@ -225,9 +269,17 @@ class GlooFabric final : public Fabric {
   StorePtr store_, failures_;
 };
 
+// The store's server answers clients that may have died, through a library that does not ask for MSG_NOSIGNAL. By
+// default that signal would end the rank which serves it, without a word. Python and others ignore it anyhow.
+void ignore_broken_pipes() {
+  struct sigaction now {};
+  if (sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
+}
+
 }  // namespace
 
 std::unique_ptr<Fabric> make_gloo_fabric(const Launch& launch, const WorldOptions& options) {
+  ignore_broken_pipes();
   return std::make_unique<GlooFabric>(launch, options);
 }
 

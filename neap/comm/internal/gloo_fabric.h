@@ -9,6 +9,7 @@
 
 namespace neap::comm::internal {
 
+// From here on the process ignores SIGPIPE, unless it has a handler of its own: ranks that die close connections.
 // Waits for the store. RankFailure when it does not answer in time. REQUIRES: launch.world > 1
 std::unique_ptr<Fabric> make_gloo_fabric(const Launch& launch, const WorldOptions& options);
 

@@ -1,5 +1,7 @@
 #include "neap/comm/internal/group_core.h"
 
+#include <c10/core/StreamGuard.h>
+
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -48,6 +50,7 @@ GroupCore::~GroupCore() {
   wait_idle();
   for (Lane* lane : {&host_lane_, &device_lane_})
     if (lane->transport != nullptr) world_->remove(lane->transport.get());
+  if (library_ != nullptr) world_->remove(library_.get());
 }
 
 void GroupCore::wait_idle() {
@@ -57,9 +60,12 @@ void GroupCore::wait_idle() {
 }
 
 // The ranks alone make the name: it is the same on all of them whatever they call the group.
+std::string GroupCore::meeting(const char* suffix) const {
+  return concat(ranks_.size(), ".", hash_bytes(std::as_bytes(std::span(ranks_))), ".", suffix);
+}
+
 void GroupCore::connect(Lane& lane) {
-  const uint64_t hash = hash_bytes(std::as_bytes(std::span(ranks_)));
-  lane.transport = world_->fabric().connect(concat(ranks_.size(), ".", hash, ".", lane.suffix), ranks_);
+  lane.transport = world_->fabric().connect(meeting(lane.suffix), ranks_);
   world_->add(lane.transport.get());
 }
 
@@ -86,10 +92,44 @@ void GroupCore::count(const Call& call) {
 
 Work GroupCore::start(Call call, c10::Device on) {
   auto& device = device::Device::of(on);
-  NEAP_CHECK(!device.asynchronous() || device::has_host_task_launcher(on.type()), "[comm] ", to_string(call.kind),
-             " among ", size(), " ranks expected tensors on the CPU or on sim; found ", on,
-             ", for which this build has no transport (CUDA needs NCCL)");
+  if (device.asynchronous() && !device::has_host_task_launcher(on.type())) {
+    return start_on_library(std::move(call), device);
+  }
   count(call);
+  return run_later(std::move(call), device);
+}
+
+// The library's calls carry no header. Whether the ranks agree is asked over the host's connections meanwhile; if they
+// do not, or one is gone, that failure breaks the library's as well.
+Work GroupCore::start_on_library(Call call, device::Device& device) {
+  const c10::Device on = device.c10_device();
+  if (library_ == nullptr && on.is_cuda()) {
+    library_ = world_->fabric().connect_library(meeting("library"), ranks_);
+    if (library_ != nullptr) world_->add(library_.get());
+  }
+  NEAP_CHECK(library_ != nullptr && on.is_cuda(), "[comm] ", to_string(call.kind), " among ", size(),
+             " ranks expected tensors on the CPU or on sim; found ", on,
+             ", for which this build has no transport (CUDA needs a torch with NCCL)");
+  NEAP_CHECK(call.on_library, "[comm] ", to_string(call.kind), " of '", call.unit, "' on ", on,
+             " expected equal pieces; found others; pad them");
+  count(call);
+  Call question;
+  question.kind = call.kind;
+  question.unit = call.unit;
+  question.header = call.header;
+  run_later(std::move(question), device::Device::of(c10::Device(c10::kCPU)));
+  auto state = std::make_shared<WorkState>(std::move(call.memory), &device, host_wait_ns_);
+  const auto stream = device.collective_stream();
+  stream.wait(device.current_stream().record());
+  {
+    const c10::StreamGuard guard(stream.unwrap());
+    call.on_library(*library_, world_->options().ordered);
+  }
+  state->finish_with(stream.record());
+  return Work(std::move(state));
+}
+
+Work GroupCore::run_later(Call call, device::Device& device) {
   auto state =
       std::make_shared<WorkState>(std::move(call.memory), device.asynchronous() ? &device : nullptr, host_wait_ns_);
   Lane& lane = device.asynchronous() ? device_lane_ : host_lane_;
@@ -98,7 +138,10 @@ Work GroupCore::start(Call call, c10::Device on) {
                 .what = to_string(call.kind),
                 .ranges = std::move(call.ranges),
                 .wire_bytes = call.wire_bytes,
-                .latencies = call.latencies};
+                .latencies = call.latencies,
+                .track = {},
+                .label = {}};
+  trace_start(call, device.asynchronous(), task);
   task.work = [this, &lane, state, call = std::make_shared<Call>(std::move(call))] { run(*call, lane, *state); };
   {
     MutexLock lock(mutex_);
@@ -127,7 +170,7 @@ void GroupCore::run(Call& call, Lane& lane, WorkState& state) noexcept {
   } else {
     const int64_t begin = steady_ns();
     error = attempt(call, lane);
-    if (error == nullptr && &lane == &host_lane_) trace(call, begin);
+    if (error == nullptr) trace_span(call, begin);
   }
   state.finish(std::move(error));
   end_one();
@@ -203,10 +246,20 @@ std::string GroupCore::late(const Lane& lane) const {
                                      : ", which has not called it; if it is only slow, raise the timeout");
 }
 
-void GroupCore::trace(const Call& call, int64_t begin_ns) const {
-  if (auto* recorder = world_->options().recorder)
-    recorder->span("comm/" + name_, concat(to_string(call.kind), " ", call.unit), begin_ns, steady_ns(),
-                   {{"bytes", call.bytes}});
+void GroupCore::trace_span(const Call& call, int64_t begin_ns) const {
+  const WorldOptions& options = world_->options();
+  if (options.recorder == nullptr || options.clock) return;
+  options.recorder->span("comm/" + name_, concat(to_string(call.kind), " ", call.unit), begin_ns, steady_ns(),
+                         {{"bytes", call.wire_bytes}});
+}
+
+void GroupCore::trace_start(const Call& call, bool on_device, HostTask& task) const {
+  const WorldOptions& options = world_->options();
+  if (options.recorder == nullptr || !options.clock) return;
+  std::string track = "comm/" + name_, label = concat(to_string(call.kind), " ", call.unit);
+  if (!on_device) return options.recorder->instant(track, label, options.clock(), {{"bytes", call.wire_bytes}});
+  task.track = std::move(track);
+  task.label = std::move(label);
 }
 
 }  // namespace neap::comm::internal

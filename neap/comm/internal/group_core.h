@@ -17,6 +17,7 @@
 #include "neap/base/host_task.h"
 #include "neap/base/mutex.h"
 #include "neap/comm/group.h"
+#include "neap/comm/internal/device_group.h"
 #include "neap/comm/internal/exchange.h"
 #include "neap/comm/internal/work_state.h"
 #include "neap/comm/internal/worker.h"
@@ -31,10 +32,11 @@ struct Call {
   std::string unit;
   Bytes bytes;  // of the full buffer
   Bytes copied;
-  std::function<void(Exchange&)> body;  // after the ranks have agreed on the header
-  std::vector<c10::Storage> memory;     // what it reads and writes
-  std::vector<HostTask::Range> ranges;  // and where, for an asynchronous device
-  Bytes wire_bytes;                     // what leaves this rank
+  std::function<void(Exchange&)> body;                         // after the ranks have agreed on the header
+  std::function<void(DeviceGroup&, bool ordered)> on_library;  // instead of it, where the host cannot reach the memory
+  std::vector<c10::Storage> memory;                            // what it reads and writes
+  std::vector<HostTask::Range> ranges;                         // and where, for an asynchronous device
+  Bytes wire_bytes;                                            // what leaves this rank
   int latencies = 1;
 };
 
@@ -71,22 +73,28 @@ class GroupCore {
     uint64_t number = 0;  // of collectives started
   };
 
+  Work run_later(Call call, device::Device& device);
+  Work start_on_library(Call call, device::Device& device);
   void run(Call& call, Lane& lane, WorkState& state) noexcept;
   void end_one() noexcept NEAP_EXCLUDES(mutex_);
   std::exception_ptr attempt(Call& call, Lane& lane) noexcept;
   void converse(Call& call, Lane& lane);
   void connect(Lane& lane);
+  std::string meeting(const char* suffix) const;
   void agree(Exchange& exchange, const Call& call) const;
   // "rank 1, all_gather of 'layers.3' in group 'shard 0' (ranks 0, 1)"
   std::string place(Collective kind, std::string_view unit) const;
   std::string late(const Lane& lane) const;
-  void trace(const Call& call, int64_t begin_ns) const;
+  // On the host's clock, when it is over; on one of the device's own, when it starts.
+  void trace_span(const Call& call, int64_t begin_ns) const;
+  void trace_start(const Call& call, bool on_device, HostTask& task) const;
 
   const std::shared_ptr<WorldCore> world_;
   const std::string name_;
   const std::vector<int> ranks_;
   const int rank_;
   Lane host_lane_, device_lane_;
+  std::unique_ptr<DeviceGroup> library_;  // made at the first use
 
   mutable Mutex mutex_;
   CondVar idle_;

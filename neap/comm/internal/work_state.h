@@ -33,6 +33,8 @@ class WorkState {
   void finish(std::exception_ptr error) noexcept NEAP_EXCLUDES(mutex_);
   // Once enqueued on an asynchronous device; by the thread that owns the Work, before it has it.
   void set_end(device::Event end) { end_ = std::move(end); }
+  // The same where nobody calls finish() when it is done: the event alone tells.
+  void finish_with(device::Event end) noexcept NEAP_EXCLUDES(mutex_);
 
   // Work's own.
   void wait() NEAP_EXCLUDES(mutex_);
@@ -51,6 +53,7 @@ class WorkState {
   device::Device* const device_;
   const std::shared_ptr<std::atomic<int64_t>> host_wait_ns_;
   device::Event end_;
+  bool event_tells_ = false;
 
   mutable Mutex mutex_;
   CondVar changed_;

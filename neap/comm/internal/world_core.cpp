@@ -22,7 +22,7 @@ void WorldCore::fail(FailureKind kind, const std::string& text) noexcept {
     failed_.store(true, std::memory_order_release);
   }
   MutexLock lock(mutex_);
-  for (Transport* transport : transports_) transport->abort();
+  for (Breakable* link : links_) link->abort();
 }
 
 std::exception_ptr WorldCore::failure(const std::string& place, FailureKind own_kind, const std::string& own) const {
@@ -34,15 +34,15 @@ std::exception_ptr WorldCore::failure(const std::string& place, FailureKind own_
   return make_error(kind, "[comm] " + place + " was ended by an earlier failure: " + first);
 }
 
-void WorldCore::add(Transport* transport) {
+void WorldCore::add(Breakable* link) {
   MutexLock lock(mutex_);
-  transports_.push_back(transport);
-  if (failed()) transport->abort();
+  links_.push_back(link);
+  if (failed()) link->abort();
 }
 
-void WorldCore::remove(Transport* transport) {
+void WorldCore::remove(Breakable* link) {
   MutexLock lock(mutex_);
-  std::erase(transports_, transport);
+  std::erase(links_, link);
 }
 
 }  // namespace neap::comm::internal

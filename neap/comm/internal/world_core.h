@@ -36,9 +36,9 @@ class WorldCore {
   std::exception_ptr failure(const std::string& place, FailureKind own_kind, const std::string& own) const
       NEAP_EXCLUDES(mutex_);
 
-  // The links to cut on failure. A transport is added when it is made and removed before it goes.
-  void add(Transport* transport) NEAP_EXCLUDES(mutex_);
-  void remove(Transport* transport) NEAP_EXCLUDES(mutex_);
+  // The links to cut on failure. One is added when it is made and removed before it goes.
+  void add(Breakable* link) NEAP_EXCLUDES(mutex_);
+  void remove(Breakable* link) NEAP_EXCLUDES(mutex_);
 
  private:
   const std::unique_ptr<Fabric> fabric_;
@@ -46,7 +46,7 @@ class WorldCore {
   std::atomic<bool> failed_{false};
   mutable Mutex mutex_;
   std::string first_ NEAP_GUARDED_BY(mutex_);  // kind and text of the world's first failure
-  std::vector<Transport*> transports_ NEAP_GUARDED_BY(mutex_);
+  std::vector<Breakable*> links_ NEAP_GUARDED_BY(mutex_);
   Watchdog watchdog_;  // last: its thread uses the rest
 };
 

@@ -26,6 +26,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "neap/base/host_task.h"
@@ -103,10 +104,14 @@ class Engine {
   // ----------------------------------------------------------------------------------------------------------- Waits
   // until the stream's queue is empty, then returns for the caller to compute inline. `what` must live for ever.
   void begin_kernel(Stream* on, std::span<const Range> ranges, const char* what, KernelCost cost) NEAP_EXCLUDES(mutex_);
+  // Where a trace draws a copy, and under which name; empty: on its link's track, as `what` says.
+  struct Drawn {
+    std::string_view track, name;
+  };
   // Queues `work`, which moves `bytes` over `link` in messages of which `latencies` come one after another. With
   // kForCompletion it runs before the call returns, on this thread.
   void submit_copy(Stream* on, Link link, std::size_t bytes, std::span<const Range> ranges, const char* what,
-                   std::function<void()> work, Wait wait, int latencies = 1) NEAP_EXCLUDES(mutex_);
+                   std::function<void()> work, Wait wait, int latencies = 1, Drawn drawn = {}) NEAP_EXCLUDES(mutex_);
   // A function of the host in the order of the stream: a copy over the link between devices that says itself what it
   // touches, by address.
   void submit_host_task(Stream* on, HostTask task) NEAP_EXCLUDES(mutex_);

@@ -104,7 +104,7 @@ void Engine::begin_kernel(Stream* on, std::span<const Range> ranges, const char*
 }
 
 void Engine::submit_copy(Stream* on, Link link, std::size_t bytes, std::span<const Range> ranges, const char* what,
-                         std::function<void()> work, Wait wait, int latencies) {
+                         std::function<void()> work, Wait wait, int latencies, Drawn drawn) {
   // A copy that the host waits for anyhow needs no worker: once the stream is quiet, this thread does it.
   bool inline_copy = wait == Wait::kForCompletion;
   if (inline_copy) wait_until_quiet(on);
@@ -123,9 +123,12 @@ void Engine::submit_copy(Stream* on, Link link, std::size_t bytes, std::span<con
     ++totals.copies;
     totals.bytes += static_cast<int64_t>(bytes);
     totals.busy += duration;
-    if (recorder_ != nullptr && config_.clock == Clock::kVirtual)
-      recorder_->span(internal::concat("sim:", on->device(), "/", lane(link)), what, start, on->free_at_,
+    if (recorder_ != nullptr && config_.clock == Clock::kVirtual) {
+      const std::string track =
+          drawn.track.empty() ? internal::concat("sim:", on->device(), "/", lane(link)) : std::string(drawn.track);
+      recorder_->span(track, drawn.name.empty() ? what : drawn.name, start, on->free_at_,
                       {{"bytes", bytes}, {"stream", on->id()}});
+    }
     if (config_.realtime_copies && costs_.limited(link)) real_duration = std::chrono::nanoseconds(duration);
     inline_copy |= stopped_;
     if (!inline_copy) {
@@ -150,7 +153,7 @@ void Engine::submit_host_task(Stream* on, HostTask task) {
     }
   }
   submit_copy(on, Link::kPeer, static_cast<std::size_t>(task.wire_bytes.count), ranges, task.what, std::move(task.work),
-              Wait::kNo, task.latencies);
+              Wait::kNo, task.latencies, {task.track, task.label});
 }
 
 // The copy as the worker runs it. It keeps the memory on both sides alive.

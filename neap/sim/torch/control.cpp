@@ -51,7 +51,7 @@ class EngineControl final : public Control {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) Control& neap_sim_control_v2() {
+extern "C" __attribute__((visibility("default"))) Control& neap_sim_control_v3() {
   register_backend();
   static EngineControl control;
   return control;

@@ -1,4 +1,4 @@
-#include "neap/checkpoint/agreement.h"
+#include "neap/comm/agreement.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -10,12 +10,12 @@
 #include "neap/base/error.h"
 #include "neap/comm/world.h"
 
-namespace neap::checkpoint {
+namespace neap::comm {
 
-int rank_of(const comm::World* world) { return world == nullptr ? 0 : world->rank(); }
-int size_of(const comm::World* world) { return world == nullptr ? 1 : world->size(); }
+int rank_of(const World* world) { return world == nullptr ? 0 : world->rank(); }
+int size_of(const World* world) { return world == nullptr ? 1 : world->size(); }
 
-std::vector<std::string> exchange_texts(comm::World* world, const std::string& mine, const char* unit) {
+std::vector<std::string> exchange_texts(World* world, const std::string& mine, const char* unit) {
   if (size_of(world) == 1) return {mine};
   const int ranks = world->size();
   const at::Tensor lengths = at::empty({ranks}, at::kLong);
@@ -47,7 +47,7 @@ void raise_first(const std::vector<std::string>& errors, int rank) {
   }
 }
 
-void together(comm::World* world, const char* unit, c10::function_ref<void()> body) {
+void together(World* world, const char* unit, c10::function_ref<void()> body) {
   std::string error;
   try {
     body();
@@ -57,4 +57,4 @@ void together(comm::World* world, const char* unit, c10::function_ref<void()> bo
   raise_first(exchange_texts(world, error, unit), rank_of(world));
 }
 
-}  // namespace neap::checkpoint
+}  // namespace neap::comm
