@@ -409,7 +409,7 @@ fs::path make_run_directory(const RunConfig& config) {
 }  // namespace
 
 RunResult run(const RunConfig& given, const Shell& shell) {
-  const RunConfig config = resolve_steps(given, ranks_of(shell));
+  const RunConfig config = resolve(given, ranks_of(shell));
   warn_of_keys_without_effect(config, shell);
   const Input input(config);
   const fs::path dir = writes(shell) ? make_run_directory(config) : fs::path(config.log.dir);
@@ -431,7 +431,7 @@ RunResult run(const RunConfig& given, const Shell& shell) {
 }
 
 RunResult dry_run(const RunConfig& given, const Shell& shell) {
-  const RunConfig config = resolve_steps(given, ranks_of(shell));
+  const RunConfig config = resolve(given, ranks_of(shell));
   warn_of_keys_without_effect(config, shell);
   const Input input(config);
   return with_status(config, shell, [&](RunResult& /*current*/) {
