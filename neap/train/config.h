@@ -49,8 +49,10 @@ struct TrainSection {
   int64_t seed = 0;
   NonFinite non_finite = NonFinite::kStop;
   double expert_bias_rate = 1e-3;  // 0 = off
-  std::optional<int64_t> tokens;   // instead of steps; resolve_steps() turns it into them
-  Dtype dtype = Dtype::kFloat32;   // of forward and backward; parameters stay float32
+  // Instead of steps and accumulation; resolve() turns them into those.
+  std::optional<int64_t> tokens;
+  std::optional<int64_t> global_batch;  // sequences of all ranks in a step
+  Dtype dtype = Dtype::kFloat32;        // of forward and backward; parameters stay float32
   double z_loss = 0;
   int64_t eval_every = 0;    // steps; 0 = after the last one alone
   int64_t eval_batches = 0;  // of each evaluation, over all ranks; 0 = all of data.eval

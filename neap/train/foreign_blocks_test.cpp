@@ -78,6 +78,7 @@ TEST(Swap, WithoutListsItIsEveryLayer) {
 TEST(Swap, SwitchedOffIsOff) {
   const RunConfig config = read("swap: {enable: False, layer_swap: [{layers: ['0-3']}]}\n");
   EXPECT_EQ(config.offload.options.mode, offload::Mode::kOff);
+  EXPECT_THAT(config.demands, IsEmpty());
   EXPECT_EQ(read("swap:\n").offload.options.mode, offload::Mode::kOff);
 }
 

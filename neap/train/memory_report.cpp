@@ -73,6 +73,9 @@ std::vector<std::string> remedies(const MemoryUse& use, const RunConfig& config)
     out.emplace_back("train.sequence: " + std::to_string(train.sequence / 2) + " (now " +
                      std::to_string(train.sequence) + ")");
   }
+  if (train.dtype == Dtype::kFloat32) {
+    out.emplace_back("train.dtype: bfloat16 (now float32): activations of half the size, over float32 parameters");
+  }
   return out;
 }
 

@@ -47,7 +47,8 @@ TEST(MemoryReport, OffloadIsTheFirstRemedyWhenItIsOff) {
   config.train.accumulation = 2;
   EXPECT_THAT(remedies(use(), config),
               ElementsAre(StartsWith("offload.mode: async (now off)"), StartsWith("recompute.mode: full (now none)"),
-                          StartsWith("train.batch: 3 with train.accumulation: 6")));
+                          StartsWith("train.batch: 3 with train.accumulation: 6"),
+                          StartsWith("train.dtype: bfloat16 (now float32)")));
 }
 
 TEST(MemoryReport, WithOffloadOnNamesTheOptionsThatStillKeepMemory) {
@@ -75,8 +76,10 @@ TEST(MemoryReport, WithOffloadOnNamesTheOptionsThatStillKeepMemory) {
   config.offload.layers.clear();
   config.recompute.mode = RecomputeMode::kSelective;
   EXPECT_THAT(remedies(use(), config),
-              ElementsAre(StartsWith("recompute.mode: full (now selective)"), StartsWith("train.sequence")));
+              ElementsAre(StartsWith("recompute.mode: full (now selective)"), StartsWith("train.sequence"),
+                          StartsWith("train.dtype: bfloat16 (now float32)")));
   config.recompute.mode = RecomputeMode::kFull;
+  config.train.dtype = Dtype::kBfloat16;
   EXPECT_THAT(remedies(use(), config), ElementsAre(StartsWith("train.sequence")));
 }
 

@@ -220,8 +220,11 @@ void translate_swap(const ForeignBlock& found, Translation& out) {
   const BlockReader block(found.path, found.node, "swap", mindformers_keys());
   const bool enabled = block.boolean("enable", false);
   const int64_t ahead = block.integer("default_prefetch", 1, 1, kMost);
+  const size_t demands = out.demands.size();
   const Swapped swapped = read_swapped(block, out);
-  if (enabled) {
+  if (!enabled) {
+    out.demands.resize(demands);  // what is switched off asks nothing of the model
+  } else {
     out.demands.push_back({.key = "offload.prefetch",
                            .place = block.origin("default_prefetch"),
                            .written = {},
@@ -256,8 +259,7 @@ void translate_recompute(const ForeignBlock& found, Translation& out) {
   if (mode == "full") {
     const BlockNode* layers = block.find("full_recompute_layer");
     NEAP_CHECK(layers != nullptr, "[", block.origin("mode"),
-               "] full needs recompute.full_recompute_layer: a list of "
-               "layers such as ['0-3']");
+               "] full needs recompute.full_recompute_layer: a list of layers such as ['0-3']");
     const std::vector<LayerSpec> specs = read_layers(block.path_of("full_recompute_layer"), *layers);
     std::vector<std::string> written;
     for (const LayerSpec& spec : specs) written.push_back(spec.written);

@@ -462,7 +462,7 @@ void check_export(const RunConfig& config) {
 }  // namespace
 
 RunResult run(const RunConfig& given, const Shell& shell) {
-  const RunConfig config = resolve_steps(given, ranks_of(shell));
+  const RunConfig config = resolve(given, ranks_of(shell));
   warn_of_keys_without_effect(config, shell);
   const Input input(config);
   check_export(config);
@@ -493,7 +493,7 @@ RunResult run(const RunConfig& given, const Shell& shell) {
 }
 
 RunResult dry_run(const RunConfig& given, const Shell& shell) {
-  const RunConfig config = resolve_steps(given, ranks_of(shell));
+  const RunConfig config = resolve(given, ranks_of(shell));
   warn_of_keys_without_effect(config, shell);
   const Input input(config);
   check_export(config);

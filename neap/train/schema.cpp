@@ -68,6 +68,10 @@ void add_train(std::vector<Key>& out) {
   out.push_back(integer_key("train.sequence", AT(train, sequence), 1, 10'000'000, "Tokens in a sequence."));
   out.push_back(integer_key("train.accumulation", AT(train, accumulation), 1, 1'000'000,
                             "Forward and backward passes per step; their gradients are averaged over tokens."));
+  out.push_back(
+      optional_count_key("train.global_batch", AT(train, global_batch), "automatic",
+                         "Instead of train.accumulation: sequences that all ranks together take in a step, so "
+                         "that their number need not matter; a multiple of ranks × train.batch."));
   out.push_back(integer_key("train.seed", AT(train, seed), 0, kAny, "Seed of the shuffle and of random weights."));
   out.push_back(choice_key<NonFinite>(
       "train.non_finite", AT(train, non_finite), {{"stop", NonFinite::kStop}, {"skip", NonFinite::kSkip}},
@@ -370,7 +374,7 @@ void throw_unknown_key(std::string_view path, std::string_view place) {
 void check(const RunConfig& config) {
   NEAP_CHECK(!config.model.path.empty(), "[model.path] this key is required: the directory of the model");
   NEAP_CHECK(!config.data.path.empty(), "[data.path] this key is required: the file of training data");
-  // Of train.tokens the number of ranks makes steps: resolve_steps().
+  // Of train.tokens the number of ranks makes steps: resolve().
   if (!config.train.tokens) check_warmup(config);
   check_optim(config.optim);
   check_evaluation(config);
@@ -384,11 +388,20 @@ void check(const RunConfig& config) {
   }
 }
 
-RunConfig resolve_steps(RunConfig config, int64_t ranks) {
-  if (!config.train.tokens) return config;
-  const int64_t step = ranks * config.train.batch * config.train.accumulation * config.train.sequence;
-  config.train.steps = (*config.train.tokens + step - 1) / step;
-  config.train.tokens.reset();
+RunConfig resolve(RunConfig config, int64_t ranks) {
+  TrainSection& train = config.train;
+  if (train.global_batch) {
+    const int64_t micro = ranks * train.batch;
+    NEAP_CHECK(*train.global_batch % micro == 0, "[train.global_batch] expected a multiple of ", micro,
+               ", train.batch: ", train.batch, " of ", ranks, ranks == 1 ? " rank" : " ranks", "; found ",
+               *train.global_batch);
+    train.accumulation = *train.global_batch / micro;
+    train.global_batch.reset();
+  }
+  if (!train.tokens) return config;
+  const int64_t step = ranks * train.batch * train.accumulation * train.sequence;
+  train.steps = (*train.tokens + step - 1) / step;
+  train.tokens.reset();
   check_warmup(config);
   return config;
 }

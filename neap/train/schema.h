@@ -48,8 +48,9 @@ std::string nearest_key(std::string_view path);
 // What no single key can check: required keys, and keys that contradict each other.
 void check(const RunConfig& config);
 
-// With train.tokens turned into train.steps: as many as take in all the tokens.
-RunConfig resolve_steps(RunConfig config, int64_t ranks);
+// With train.global_batch turned into train.accumulation, and train.tokens into train.steps: as many as take in all the
+// tokens. UserError when a step cannot be divided among the ranks.
+RunConfig resolve(RunConfig config, int64_t ranks);
 
 // The whole configuration as YAML, every key written out.
 std::string to_yaml(const RunConfig& config);

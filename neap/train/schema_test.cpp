@@ -186,16 +186,29 @@ TEST(Schema, TokensBecomeStepsThatTakeThemAllIn) {
   config.train.sequence = 32;
   config.train.accumulation = 3;
   config.train.tokens = 1000;
-  EXPECT_EQ(resolve_steps(config, 1).train.steps, 6);  // of 192 tokens
-  EXPECT_EQ(resolve_steps(config, 4).train.steps, 2);
+  EXPECT_EQ(resolve(config, 1).train.steps, 6);  // of 192 tokens
+  EXPECT_EQ(resolve(config, 4).train.steps, 2);
   config.train.tokens = 192;
-  EXPECT_EQ(resolve_steps(config, 1).train.steps, 1);
-  EXPECT_FALSE(resolve_steps(config, 1).train.tokens);
+  EXPECT_EQ(resolve(config, 1).train.steps, 1);
+  EXPECT_FALSE(resolve(config, 1).train.tokens);
   config.optim.warmup = 2;
   EXPECT_EQ(check_error(config), "no error");
-  EXPECT_THAT(testing::error_of([&] { resolve_steps(config, 1); }), HasSubstr("[optim.warmup] expected at most train"));
+  EXPECT_THAT(testing::error_of([&] { resolve(config, 1); }), HasSubstr("[optim.warmup] expected at most train"));
   config.train.tokens.reset();
-  EXPECT_EQ(resolve_steps(config, 8).train.steps, 100);
+  EXPECT_EQ(resolve(config, 8).train.steps, 100);
+}
+
+TEST(Schema, AGlobalBatchIsDividedAmongTheRanks) {
+  RunConfig config = complete();
+  config.train.batch = 2;
+  config.train.global_batch = 16;
+  config.train.tokens = 16 * config.train.sequence;
+  EXPECT_EQ(resolve(config, 1).train.accumulation, 8);
+  EXPECT_EQ(resolve(config, 4).train.accumulation, 2);
+  EXPECT_EQ(resolve(config, 4).train.steps, 1);
+  EXPECT_FALSE(resolve(config, 4).train.global_batch);
+  EXPECT_EQ(testing::error_of([&] { resolve(config, 3); }),
+            "[train.global_batch] expected a multiple of 6, train.batch: 2 of 3 ranks; found 16");
 }
 
 TEST(Schema, MomentumBelongsToSgd) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <utility>
@@ -176,17 +177,21 @@ RawValue raw_override(const std::string& path, const std::string& value) {
   return RawValue{.items = {value}, .is_list = false, .place = place};
 }
 
-// The length of the run is told in steps or in tokens, and the command line wins.
-void keep_one_length(RunConfig& config, const std::map<std::string, std::string>& given,
-                     const std::vector<Override>& overrides) {
-  const auto in = [&](const char* path) {
-    const bool overridden = std::ranges::any_of(overrides, [&](const Override& o) { return o.first == path; });
-    return overridden ? 2 : given.contains(path) ? 1 : 0;
-  };
-  const int steps = in("train.steps"), tokens = config.train.tokens ? in("train.tokens") : 0;
-  NEAP_CHECK(tokens == 0 || steps != tokens,
-             "[train.tokens] expected train.steps or train.tokens; found both; keep one of the two");
-  if (steps > tokens) config.train.tokens.reset();
+// Where a value was given: the command line wins over the file, and the file over nothing.
+int source_of(const std::string& path, const std::map<std::string, std::string>& given,
+              const std::vector<Override>& overrides) {
+  const bool overridden = std::ranges::any_of(overrides, [&](const Override& o) { return o.first == path; });
+  return overridden ? 2 : given.contains(path) ? 1 : 0;
+}
+
+// Two keys that say the same in different units: `second`, when it has a value, takes the place of `first`.
+void keep_one(const char* first, const char* second, std::optional<int64_t>& second_value,
+              const std::map<std::string, std::string>& given, const std::vector<Override>& overrides) {
+  const int one = source_of(first, given, overrides);
+  const int other = second_value ? source_of(second, given, overrides) : 0;
+  NEAP_CHECK(other == 0 || one != other, "[", second, "] expected ", first, " or ", second,
+             "; found both; keep one of the two");
+  if (one > other) second_value.reset();
 }
 
 }  // namespace
@@ -211,7 +216,8 @@ RunConfig parse_config(const std::string& yaml, const std::string& name, const s
     key->set(config, raw_override(path, value));
     std::erase_if(config.demands, [&](const LayerDemand& demand) { return demand.key == path; });
   }
-  keep_one_length(config, given, overrides);
+  keep_one("train.steps", "train.tokens", config.train.tokens, given, overrides);
+  keep_one("train.accumulation", "train.global_batch", config.train.global_batch, given, overrides);
   check(config);
   return config;
 }

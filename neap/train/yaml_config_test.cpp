@@ -51,6 +51,14 @@ TEST(YamlConfig, TheLengthIsToldInStepsOrInTokensAndTheCommandLineWins) {
   EXPECT_THAT(error_of(kMinimal, {{"train.steps", "1"}, {"train.tokens", "1"}}), HasSubstr("found both"));
 }
 
+TEST(YamlConfig, AStepIsToldInAccumulationOrInSequences) {
+  const std::string sequences = std::string(kMinimal) + "train: {global_batch: 8}\n";
+  EXPECT_EQ(parse_config(sequences, "run.yaml", {}).train.global_batch, 8);
+  EXPECT_EQ(parse_config(sequences, "run.yaml", {{"train.accumulation", "2"}}).train.global_batch, std::nullopt);
+  EXPECT_EQ(error_of(kMinimal, {{"train.accumulation", "1"}, {"train.global_batch", "8"}}),
+            "[train.global_batch] expected train.accumulation or train.global_batch; found both; keep one of the two");
+}
+
 TEST(YamlConfig, UnknownKeysAreErrorsWithPathPlaceAndNearest) {
   EXPECT_EQ(error_of("train:\n  batch: 2\n  stepz: 3\n"),
             "[run.yaml:3] unknown key train.stepz; nearest known key: train.steps");

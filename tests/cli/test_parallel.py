@@ -268,6 +268,20 @@ def test_tokens_are_those_of_all_ranks(workspace):
     assert len(workspace.metrics("ranks")) == 4
 
 
+def test_a_global_batch_makes_the_number_of_ranks_a_matter_of_speed(workspace):
+    arguments = [*CPU, "--train.global_batch=4", "--optim.clip=0"]
+    alone = workspace.train(*arguments, "--log.dir=alone")
+    assert "step    2 × 2 × 32 = 128 tokens" in alone.out
+    loss, _, out = train(workspace, 2, "ranks", *arguments)
+    assert "step    2 ranks × 1 × 2 × 32 = 128 tokens" in out
+    assert loss == workspace.summary("alone")["loss"]
+    assert "  accumulation: 1\n" in (workspace.path / "ranks" / "config.yaml").read_text()
+    with started(workspace, 4, *arguments) as processes:
+        for code, _, err in ends(processes):
+            assert code == 2
+            assert "[train.global_batch] expected a multiple of 8, train.batch: 2 of 4 ranks; found 4" in err
+
+
 def test_the_parallelism_block_of_mindformers(workspace):
     run = (workspace.path / "run.yaml").read_text()
     block = "parallelism:\n  data_parallel_shard: 2\n  data_parallel_shard_strategy: optim_grads\n"

@@ -297,8 +297,8 @@ def test_a_stop_signal_finishes_the_step_and_writes_everything(workspace, number
         lines.append(process.stdout.readline())
         assert lines[-1], process.stderr.read()
     process.send_signal(number)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 128 + number
+    out, err = process.stdout.read(), process.stderr.read()  # communicate() would lose lines that are read ahead
+    assert process.wait(timeout=120) == 128 + number
     assert "stopping after this step" in err
     metrics, summary = workspace.metrics(), workspace.summary()
     printed = [line for line in "".join([*lines, out]).splitlines() if re.match(r"step \d+/", line)]
