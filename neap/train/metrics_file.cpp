@@ -39,32 +39,32 @@ std::string lines_of_first_steps(const std::filesystem::path& path, int64_t kept
 }  // namespace
 
 std::string to_json_line(const StepMetrics& m) {
-  Json line{{"step", m.step},
-            {"loss", m.loss},
-            {"grad_norm", m.grad_norm},
-            {"lr", m.lr},
-            {"tokens", m.tokens},
-            {"tokens_per_s", m.tokens_per_s()},
-            {"step_ms", m.step_ms},
-            {"data_wait_ms", m.data_wait_ms},
-            {"device_step_ms", or_null(m.device_step_ms)},
-            {"mfu", or_null(m.mfu)},
-            {"eval_loss", or_null(m.eval_loss)},
-            {"eval_ms", m.eval_ms},
-            {"device_peak", or_null(m.device_peak)},
-            {"peak_parts", or_null(m.peak_parts)},
-            {"host_bytes", m.host_bytes.count},
-            {"offloaded_bytes", m.offloaded_bytes.count},
-            {"reloaded_bytes", m.reloaded_bytes.count},
-            {"late_reloads", m.late_reloads},
-            {"exposed_wait_ms", m.exposed_wait_ms},
-            {"planned_drop", m.planned_drop.count},
-            {"measured_drop", m.measured_drop.count},
-            {"reruns", m.reruns},
-            {"bytes_not_kept", m.bytes_not_kept.count},
-            {"skipped", m.skipped}};
-  if (!m.expert_load.empty()) line["expert_load"] = m.expert_load;
-  return line.dump();
+  return Json{{"step", m.step},
+              {"loss", m.loss},
+              {"grad_norm", m.grad_norm},
+              {"lr", m.lr},
+              {"tokens", m.tokens},
+              {"tokens_per_s", m.tokens_per_s()},
+              {"step_ms", m.step_ms},
+              {"data_wait_ms", m.data_wait_ms},
+              {"device_step_ms", or_null(m.device_step_ms)},
+              {"mfu", or_null(m.mfu)},
+              {"eval_loss", or_null(m.eval_loss)},
+              {"eval_ms", m.eval_ms},
+              {"device_peak", or_null(m.device_peak)},
+              {"peak_parts", or_null(m.peak_parts)},
+              {"host_bytes", m.host_bytes.count},
+              {"offloaded_bytes", m.offloaded_bytes.count},
+              {"reloaded_bytes", m.reloaded_bytes.count},
+              {"late_reloads", m.late_reloads},
+              {"exposed_wait_ms", m.exposed_wait_ms},
+              {"planned_drop", m.planned_drop.count},
+              {"measured_drop", m.measured_drop.count},
+              {"reruns", m.reruns},
+              {"bytes_not_kept", m.bytes_not_kept.count},
+              {"expert_load", m.expert_load.empty() ? Json() : Json(m.expert_load)},
+              {"skipped", m.skipped}}
+      .dump();
 }
 
 std::string to_json(const RunSummary& summary) {
