@@ -1,0 +1,136 @@
+#include "neap/train/assembly.h"
+
+#include <c10/util/accumulate.h>
+
+#include <filesystem>
+#include <utility>
+
+#include "neap/autograd/named_hook_points.h"
+#include "neap/base/error.h"
+#include "neap/base/log.h"
+#include "neap/comm/launch.h"
+#include "neap/models/hugging_face.h"
+#include "neap/train/foreign_blocks.h"
+#include "neap/train/model_in_pieces.h"
+
+namespace neap::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Chooses units in a model without memory, to find out before the run begins whether they exist.
+void check_units(const RunConfig& config, models::CausalLM& model) {
+  if (config.offload.options.mode != offload::Mode::kOff) {
+    const auto units = autograd::select_hook_points(model, patterns_of(config.offload), "offload");
+    offload::validate(config.offload.options, static_cast<int64_t>(units.size()));
+  }
+  if (config.recompute.mode != RecomputeMode::kNone) {
+    autograd::select_hook_points(model, patterns_of(config.recompute), "recompute");
+  }
+}
+
+}  // namespace
+
+Input::Input(const RunConfig& config)
+    : model(models::ModelConfig::from_file(fs::path(config.model.path) / "config.json")),
+      tokens(TokenFile::open(config.data.path, config.data.format, config.data.token_type)),
+      sequences(tokens, {.length = config.train.sequence,
+                         .shuffle = config.data.shuffle,
+                         .seed = static_cast<uint64_t>(config.train.seed)}) {
+  NEAP_CHECK(config.train.sequence <= model.max_position_embeddings, "[train.sequence] expected at most ",
+             model.max_position_embeddings, ", the model's max_position_embeddings; found ", config.train.sequence);
+  tokens.check_vocabulary(model.vocab_size);
+  if (!config.data.eval.empty()) {
+    eval_tokens.emplace(TokenFile::open(config.data.eval, config.data.format, config.data.token_type));
+    eval_tokens->check_vocabulary(model.vocab_size);
+    eval_sequences.emplace(*eval_tokens,
+                           Sequences::Options{.length = config.train.sequence, .shuffle = false, .seed = 0});
+  }
+  check_demands(config.demands, model.num_hidden_layers);
+  const auto skeleton = model_without_memory(model);
+  check_units(config, *skeleton);
+  if (config.model.init == Init::kPretrained) const models::HfWeights fit(*skeleton, config.model.path);
+}
+
+Assembly::Assembly(const RunConfig& config, const Input& input, const Shell& shell)
+    : config_(config), device_(device::Device::of(shell.device)), ranks_(shell.ranks) {
+  if (ranks_ == nullptr && config.train.dtype != Dtype::kFloat32) be_one_rank();
+  guarded("loading the model", [&] { load_model(input); });
+  if (config.offload.options.mode != offload::Mode::kOff) {
+    engine_.emplace(config.offload.options, offload::Resources{.pool = nullptr, .recorder = shell.recorder});
+    engine_->attach(*model_, patterns_of(config.offload));
+  }
+  if (config.recompute.mode != RecomputeMode::kNone) {
+    recompute_.emplace(config.recompute.options, shell.recorder);
+    recompute_->attach(*model_, patterns_of(config.recompute));
+  }
+  if (auto experts = model_->expert_layers(); !experts.empty()) {
+    balance_.emplace(std::move(experts), config.train.expert_bias_rate, world_of(shell));
+  } else if (config.train.expert_bias_rate != RunConfig{}.train.expert_bias_rate && writes(shell)) {
+    log_warning("train.expert_bias_rate has no effect: the model has no experts");
+  }
+  guarded("allocating the optimizer's state", [&] { make_optimizer(); });
+  // A rank that could not get here is missed now, not by a collective of a device, which waits for it to connect.
+  if (ranks_ != nullptr) ranks_->world.all().barrier("the model").wait();
+}
+
+int64_t Assembly::parameter_count() {
+  int64_t count = 0;
+  if (!sharded_) {
+    for (const at::Tensor& parameter : optimizer_->parameters()) count += parameter.numel();
+    return count;
+  }
+  for (const shard::Shard& shard : sharded_->shards()) count += c10::multiply_integers(shard.full_size);
+  return count;
+}
+
+Trainer::Loss Assembly::loss(double z_loss) {
+  return [model = model_, sharded = sharded(), z_loss](const at::Tensor& inputs, const at::Tensor& labels,
+                                                       double divisor) {
+    models::LossOptions options;
+    options.z_loss = z_loss;
+    options.divisor = divisor;
+    const auto forward = [&] { return model->loss(inputs, labels, options); };
+    return sharded != nullptr ? sharded->run(forward) : forward();
+  };
+}
+
+// Mixed precision is a matter of how parameters are held, which shard does, also for one rank.
+void Assembly::be_one_rank() {
+  alone_ = comm::World::connect(comm::Launch{});
+  rank_of_one_.emplace(Ranks{*alone_, mesh_of({}, 1, 0)});
+  ranks_ = &*rank_of_one_;
+}
+
+void Assembly::load_model(const Input& input) {
+  const auto seed = static_cast<uint64_t>(config_.train.seed);
+  if (ranks_ != nullptr) {
+    model_ = model_without_memory(input.model);
+    comm::World& world = ranks_->world;
+    const shard::Options options = shard_options(config_.parallel, config_.train.dtype, world.size());
+    sharded_.emplace(
+        shard_and_fill(*model_, world.groups(ranks_->mesh), options, device_.c10_device(), config_.model, seed));
+    return;
+  }
+  const at::TensorOptions options = at::TensorOptions().device(device_.c10_device()).dtype(at::kFloat);
+  model_ = config_.model.init == Init::kRandom ? models::make_model(input.model, options, seed)
+                                               : models::model_from_hf(config_.model.path, options);
+}
+
+void Assembly::make_optimizer() {
+  std::vector<int64_t> dimensions;  // a piece no longer shows how many its parameter has
+  if (sharded_) {
+    for (const shard::Shard& shard : sharded_->shards()) {
+      dimensions.push_back(static_cast<int64_t>(shard.full_size.size()));
+    }
+  }
+  optimizer_ =
+      train::make_optimizer(config_.optim, sharded_ ? sharded_->parameters() : model_->parameters(), dimensions);
+}
+
+MemoryUse Assembly::use_of_memory() const {
+  const auto parameters = model_ ? model_->parameters() : std::vector<at::Tensor>();
+  return memory_use(parameters, optimizer_ ? optimizer_->state_bytes() : Bytes(0), device_);
+}
+
+}  // namespace neap::train
