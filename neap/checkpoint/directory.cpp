@@ -49,6 +49,7 @@ std::vector<fs::path> complete_checkpoints(const fs::path& dir) {
   }
   std::ranges::sort(found);
   std::vector<fs::path> paths;
+  paths.reserve(found.size());
   for (auto& [step, path] : found) paths.push_back(std::move(path));
   return paths;
 }

@@ -34,6 +34,7 @@ int64_t width(const Piece& piece) { return static_cast<int64_t>(piece.data.eleme
 // Those that this rank writes: wide types first, so that each of them lies aligned.
 std::vector<Piece> chosen(const std::vector<Piece>& pieces, const std::vector<std::size_t>& places) {
   std::vector<Piece> mine;
+  mine.reserve(places.size());
   for (const std::size_t place : places) mine.push_back(pieces[place]);
   std::ranges::stable_sort(mine, std::ranges::greater{}, width);
   return mine;
@@ -212,7 +213,8 @@ void Saver::complete() {
     if (errors.back().empty()) job->add_report(static_cast<int>(rank), report);
   }
   for (std::string& error : errors) {
-    if (!error.empty()) error = "[checkpoint] a checkpoint could not be saved; those before it are untouched: " + error;
+    if (!error.empty())
+      error.insert(0, "[checkpoint] a checkpoint could not be saved; those before it are untouched: ");
   }
   comm::raise_first(errors, job->rank);
   comm::together(world_, "checkpoint index", [&] {
