@@ -42,9 +42,9 @@ shard::Sharded shard_and_fill(models::CausalLM& model, comm::MeshGroups groups, 
   // As tensors on it name it: the CPU without an index.
   const c10::Device placed = at::empty({0}, at::TensorOptions().device(device)).device();
   options.device = placed;
+  model.place_buffers(placed);  // whole on every rank
   shard::Sharded sharded = shard::fully_shard(model, groups, std::move(options));
   const at::NoGradGuard no_grad;
-  model.place_buffers(placed);
   const std::vector<shard::Shard> shards = sharded.shards();
   if (weights) {
     fill_from_files(*weights, shards);
