@@ -262,6 +262,7 @@ void translate_recompute(const ForeignBlock& found, Translation& out) {
                "] full needs recompute.full_recompute_layer: a list of layers such as ['0-3']");
     const std::vector<LayerSpec> specs = read_layers(block.path_of("full_recompute_layer"), *layers);
     std::vector<std::string> written;
+    written.reserve(specs.size());
     for (const LayerSpec& spec : specs) written.push_back(spec.written);
     out.values.push_back({"recompute.layers", many(std::move(written), block.origin("full_recompute_layer"))});
     demand_layers("recompute.layers", block.origin("full_recompute_layer"), specs, out);
