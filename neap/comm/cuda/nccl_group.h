@@ -1,7 +1,7 @@
 // Ranks whose tensors are on CUDA devices: c10d's ProcessGroupNCCL behind DeviceGroup.
 //
 // Compiled where the installed torch has NCCL and its headers lie beside it (CMakeLists.txt says how that is found);
-// no_nccl.cpp takes its place elsewhere and says so. It has been compiled, never run: docs/decisions/0010-nccl.md.
+// no_nccl.cpp takes its place elsewhere and says so. It has been compiled, never run: docs/decisions/0009-nccl.md.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
