@@ -13,6 +13,7 @@
 
 #include "neap/checkpoint/directory.h"
 #include "neap/checkpoint/test_support.h"
+#include "neap/train/adamw.h"
 #include "neap/train/checkpoints.h"
 #include "neap/train/resumption.h"
 #include "neap/train/schema.h"
@@ -86,7 +87,11 @@ struct ToyRun {
     RunConfig config;
     config.model.path = config.data.path = "given by the test";
     config.log.dir = dir.string();
-    config.train = {.steps = 10, .batch = 2, .sequence = 8, .accumulation = 2, .seed = 3};
+    config.train.steps = 10;
+    config.train.batch = 2;
+    config.train.sequence = 8;
+    config.train.accumulation = 2;
+    config.train.seed = 3;
     config.optim.lr = 1e-2;
     config.checkpoint.every = 3;
     config.checkpoint.resume = resume;
