@@ -20,6 +20,7 @@
 
 #include "neap/base/error.h"
 #include "neap/models/internal/atomic_file.h"
+#include "neap/models/lora.h"
 #include "neap/models/safetensors.h"
 
 namespace neap::models {
@@ -135,6 +136,17 @@ at::Tensor tensor_of(const Weights::Place& place) {
   return copy;
 }
 
+void fill(const at::Tensor& parameter, const Weights::Place& place) {
+  const bool as_it_is =
+      parameter.is_cpu() && parameter.is_contiguous() && parameter.scalar_type() == to_torch(place.info().type);
+  if (as_it_is) {
+    place.file->read(place.index, {static_cast<std::byte*>(parameter.mutable_data_ptr()), parameter.nbytes()});
+    parameter.unsafeGetTensorImpl()->bump_version();
+  } else {
+    parameter.copy_(tensor_of(place));
+  }
+}
+
 // Names of the file that a model need not have a parameter for.
 bool may_be_ignored(const std::string& name, const CausalLM& model) {
   return name.ends_with(".rotary_emb.inv_freq") || (name == kHead && model.config().tie_word_embeddings);
@@ -206,6 +218,7 @@ std::vector<Items> split(const CausalLM& model, int64_t max_shard) {
   std::vector<Items> shards(1);
   int64_t filled = 0;
   for (const auto& item : model.named_parameters()) {
+    if (is_lora_parameter(item.key())) continue;  // the model is what adapters stand beside
     const auto bytes = static_cast<int64_t>(item.value().nbytes());
     if (filled > 0 && filled + bytes > max_shard) {
       shards.emplace_back();
@@ -242,7 +255,7 @@ void load_hf(CausalLM& model, const fs::path& dir) {
   const auto pairs = match(model, weights, dir);
   check_tied(model, weights, dir);
   const at::NoGradGuard no_grad;
-  for (const auto& [parameter, place] : pairs) parameter.copy_(tensor_of(*place));
+  for (const auto& [parameter, place] : pairs) fill(parameter, *place);
 }
 
 std::shared_ptr<CausalLM> model_from_hf(const fs::path& dir, at::TensorOptions options) {

@@ -43,7 +43,7 @@ class PeakMeter {
   void look(const char* piece, Bytes arrived);
 
   const device::Device& device_;
-  std::vector<Hooked> hooked_;  // one per parameter
+  std::vector<Hooked> hooked_;  // one per parameter that requires gradients
   Bytes parameters_, optimizer_, gradients_;
   Bytes peak_;
   Bytes rest_;  // beside the model's state, at the latest look

@@ -18,6 +18,7 @@
 #include "neap/shard/fully_shard.h"
 #include "neap/trace/chrome_json.h"
 #include "neap/train/adamw.h"
+#include "neap/train/adapters.h"
 #include "neap/train/parallel.h"
 #include "neap/train/progress.h"
 #include "neap/train/schema.h"
@@ -64,6 +65,7 @@ class Assembly {
   Assembly(const RunConfig& config, const Input& input, const Shell& shell)
       : config_(config), device_(device::Device::of(shell.device)) {
     guarded("loading the model", [&] { load_model(input); });
+    if (config.lora.on()) adapters_.emplace(*model_, config.lora, static_cast<uint64_t>(config.train.seed));
     if (shell.ranks != nullptr) {
       comm::World& world = shell.ranks->world;
       guarded("sharding the model", [&] {
@@ -89,11 +91,19 @@ class Assembly {
   offload::Engine* engine() { return engine_ ? &*engine_ : nullptr; }
   recompute::Recompute* recompute() { return recompute_ ? &*recompute_ : nullptr; }
   shard::Sharded* sharded() { return sharded_ ? &*sharded_ : nullptr; }
+  std::vector<at::Tensor> frozen_parameters() const {
+    std::vector<at::Tensor> frozen;
+    for (const at::Tensor& parameter : model_->parameters()) {
+      if (!parameter.requires_grad()) frozen.push_back(parameter);
+    }
+    return frozen;
+  }
+  const Adapters* adapters() const { return adapters_ ? &*adapters_ : nullptr; }
   // Of the whole model.
   int64_t parameter_count() {
     int64_t count = 0;
     if (!sharded_) {
-      for (const at::Tensor& parameter : optimizer_->parameters()) count += parameter.numel();
+      for (const at::Tensor& parameter : model_->parameters()) count += parameter.numel();
       return count;
     }
     for (const shard::Shard& shard : sharded_->shards()) count += c10::multiply_integers(shard.full_size);
@@ -148,6 +158,7 @@ class Assembly {
   const RunConfig& config_;
   device::Device& device_;
   std::shared_ptr<models::CausalLM> model_;
+  std::optional<Adapters> adapters_;
   std::optional<shard::Sharded> sharded_;
   std::optional<offload::Engine> engine_;
   std::optional<recompute::Recompute> recompute_;
@@ -191,6 +202,7 @@ void print_heading(const Input& input, const RunConfig& config, const Shell& she
     shell.out << "ranks   " << shell.ranks->mesh.describe() << ", pieces of " << to_string(sharded->options().stage)
               << ", " << sharded->usage().shards << " of parameters on each\n";
   }
+  if (const Adapters* adapters = assembly.adapters()) shell.out << "lora    " << adapters->describe() << '\n';
   if (offload::Engine* engine = assembly.engine()) {
     const auto units = engine->unit_names();
     shell.out << "offload " << to_string(engine->options().mode) << ", " << units.size() << " units (" << units.front()
@@ -242,6 +254,7 @@ void take_steps(const RunConfig& config, const Shell& shell, const fs::path& dir
   Trainer trainer({.loss = assembly.loss(),
                    .sequences = input.sequences,
                    .optimizer = assembly.optimizer(),
+                   .frozen = assembly.frozen_parameters(),
                    .rate = LearningRate(config.optim, config.train.steps),
                    .device = assembly.device(),
                    .engine = assembly.engine(),
@@ -322,6 +335,9 @@ RunResult run(const RunConfig& config, const Shell& shell) {
     print_heading(input, config, shell, assembly);
     take_steps(config, shell, dir, assembly, input, current.summary);
     assembly.device().synchronize();
+    if (const Adapters* adapters = assembly.adapters()) {
+      adapters->save(dir / "adapter", config.model.path, assembly.sharded(), writes(shell));
+    }
   });
   if (!writes(shell)) return result;
   write_file(dir / "summary.json", to_json(result.summary));

@@ -69,8 +69,8 @@ Trainer::Trainer(Parts parts, const TrainSection& train, double clip)
       train_(train),
       clip_(clip),
       // Sharded parameters and gradients change their size within a step, so the meter could not tell them apart.
-      peak_(std::make_unique<PeakMeter>(
-          parts_.sharded == nullptr ? parts_.optimizer.parameters() : std::vector<at::Tensor>(), parts_.device)),
+      peak_(std::make_unique<PeakMeter>(parts_.sharded == nullptr ? all_parameters() : std::vector<at::Tensor>(),
+                                        parts_.device)),
       ranks_(parts_.world == nullptr ? 1 : parts_.world->size()),
       rank_(parts_.world == nullptr ? 0 : parts_.world->rank()),
       reader_(parts_.sequences, {.batch = train.batch,
@@ -81,6 +81,12 @@ Trainer::Trainer(Parts parts, const TrainSection& train, double clip)
 }
 
 Trainer::~Trainer() = default;
+
+std::vector<at::Tensor> Trainer::all_parameters() const {
+  std::vector<at::Tensor> all = parts_.optimizer.parameters();
+  all.insert(all.end(), parts_.frozen.begin(), parts_.frozen.end());
+  return all;
+}
 
 // Runs one part of the step: names it for messages and, with a recorder, draws it on the device's clock.
 template <class Function>
@@ -175,7 +181,7 @@ StepMetrics Trainer::step() {
     if (!reason) throw;
     throw DeviceOutOfMemory({.when = neap::internal::concat("the ", phase_, " of step ", metrics.step),
                              .reason = *reason,
-                             .use = memory_use(parts_.optimizer.parameters(), parts_.optimizer.state_bytes(), device)});
+                             .use = memory_use(all_parameters(), parts_.optimizer.state_bytes(), device)});
   }
   ++steps_done_;
   metrics.step_ms = milliseconds_since(begin);

@@ -61,6 +61,7 @@ class Trainer {
     Loss loss;
     const Sequences& sequences;
     AdamW& optimizer;
+    std::vector<at::Tensor> frozen = {};  // parameters beside those of the optimizer, for the accounts of memory
     LearningRate rate;
     device::Device& device;
     offload::Engine* engine = nullptr;
@@ -94,6 +95,7 @@ class Trainer {
   void update(StepMetrics& metrics);
   void add_offload_report(StepMetrics& metrics) const;
   void add_recompute_report(StepMetrics& metrics) const;
+  std::vector<at::Tensor> all_parameters() const;
   template <class Function>
   void phase(const char* name, Function&& function);
 
