@@ -9,10 +9,13 @@
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "neap/checkpoint/directory.h"
 #include "neap/checkpoint/test_support.h"
+#include "neap/train/adamw.h"
 #include "neap/train/checkpoints.h"
 #include "neap/train/resumption.h"
 #include "neap/train/schema.h"
@@ -86,7 +89,10 @@ struct ToyRun {
     RunConfig config;
     config.model.path = config.data.path = "given by the test";
     config.log.dir = dir.string();
-    config.train = {.steps = 10, .batch = 2, .sequence = 8, .accumulation = 2, .seed = 3};
+    config.train.steps = 10;
+    config.train.batch = config.train.accumulation = 2;
+    config.train.sequence = 8;
+    config.train.seed = 3;
     config.optim.lr = 1e-2;
     config.checkpoint.every = 3;
     config.checkpoint.resume = resume;
@@ -221,12 +227,12 @@ TEST_F(Resuming, ChecksWhatItGoesOnWith) {
 
 TEST(MayChange, EveryKeyIsOnOneSide) {
   for (const char* key : {"train.steps", "train.batch", "device.type", "offload.mode", "recompute.mode",
-                          "parallel.shard", "checkpoint.every", "log.dir", "model.path", "data.path"}) {
+                          "parallel.shard", "checkpoint.every", "log.dir", "lora.adapter", "model.path", "data.path"}) {
     EXPECT_NE(find_key(key), nullptr) << key;
     EXPECT_TRUE(may_change(key)) << key;
   }
-  for (const char* key :
-       {"train.seed", "train.sequence", "data.shuffle", "optim.lr", "optim.schedule", "parallel.reduce_op"}) {
+  for (const char* key : {"train.seed", "train.sequence", "lora.rank", "lora.alpha", "lora.dropout", "lora.modules",
+                          "data.shuffle", "optim.lr", "optim.schedule", "parallel.reduce_op"}) {
     EXPECT_NE(find_key(key), nullptr) << key;
     EXPECT_FALSE(may_change(key)) << key;
   }
