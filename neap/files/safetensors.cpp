@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -96,23 +97,27 @@ std::optional<SafeType> type_named(std::string_view name) {
 }
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path) {
+  ScopeExit clean_up([this] { close(); });
   map();
-  ScopeExit unmap([this] { ::munmap(const_cast<std::byte*>(data_), static_cast<std::size_t>(size_)); });
   parse_header();
-  unmap.dismiss();
+  clean_up.dismiss();
 }
 
-SafetensorsFile::~SafetensorsFile() { ::munmap(const_cast<std::byte*>(data_), static_cast<std::size_t>(size_)); }
+SafetensorsFile::~SafetensorsFile() { close(); }
+
+void SafetensorsFile::close() noexcept {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), static_cast<std::size_t>(size_));
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
 
 void SafetensorsFile::map() {
-  const int descriptor = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) fail(concat("cannot be opened: ", std::strerror(errno)));
-  const ScopeExit close([descriptor] { ::close(descriptor); });
+  descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor_ < 0) fail(concat("cannot be opened: ", std::strerror(errno)));
   struct stat status {};
-  if (::fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) fail("is not a regular file");
+  if (::fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) fail("is not a regular file");
   size_ = status.st_size;
   if (size_ < kLengthBytes) fail(concat("is truncated: ", size_, " bytes hold no header length"));
-  void* mapped = ::mmap(nullptr, static_cast<std::size_t>(size_), PROT_READ, MAP_PRIVATE, descriptor, 0);
+  void* mapped = ::mmap(nullptr, static_cast<std::size_t>(size_), PROT_READ, MAP_PRIVATE, descriptor_, 0);
   if (mapped == MAP_FAILED) fail(concat("cannot be mapped: ", std::strerror(errno)));
   data_ = static_cast<const std::byte*>(mapped);
 }
@@ -159,6 +164,19 @@ void SafetensorsFile::parse_header() {
 
 std::span<const std::byte> SafetensorsFile::bytes(std::size_t index) const {
   return {data_ + body_ + offsets_.at(index), static_cast<std::size_t>(tensors_[index].bytes)};
+}
+
+void SafetensorsFile::read(std::size_t index, std::span<std::byte> out) const {
+  NEAP_ASSERT(std::cmp_equal(out.size(), tensors_.at(index).bytes), tensors_[index].name);
+  auto at = static_cast<off_t>(body_ + offsets_[index]);
+  while (!out.empty()) {
+    const ssize_t count = ::pread(descriptor_, out.data(), out.size(), at);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail(concat("cannot be read: ", std::strerror(errno)));
+    if (count == 0) fail(concat("has become shorter while it was read: it ends at byte ", at));
+    out = out.subspan(static_cast<std::size_t>(count));
+    at += count;
+  }
 }
 
 void SafetensorsFile::fail(const std::string& what) const { fail_at(path_, what); }

@@ -48,6 +48,19 @@ std::vector<float> floats(const SafetensorsFile& file, std::size_t index) {
   return values;
 }
 
+TEST_F(Safetensors, ReadingCopiesTheBytesAndNoticesAFileThatHasBecomeShorter) {
+  write_raw(
+      R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b":{"dtype":"U8","shape":[2],"data_offsets":[3,5]}})",
+      "abcde");
+  const SafetensorsFile file(path());
+  std::string b(2, ' ');
+  file.read(1, std::as_writable_bytes(std::span(b)));
+  EXPECT_EQ(b, "de");
+  std::filesystem::resize_file(path(), std::filesystem::file_size(path()) - 1);
+  EXPECT_THAT(testing::error_of([&] { file.read(1, std::as_writable_bytes(std::span(b))); }),
+              HasSubstr("has become shorter while it was read"));
+}
+
 TEST_F(Safetensors, ReadsWhatWasWritten) {
   const std::vector<float> a = {1, 2, 3, 4, 5, 6};
   const std::vector<int64_t> b = {-1};

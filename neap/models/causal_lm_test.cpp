@@ -91,8 +91,10 @@ TEST(CausalLM, IsCausal) {
     const at::Tensor before = model->logits(batch.ids);
     batch.ids.select(1, 6).add_(1).remainder_(61);
     const at::Tensor after = model->logits(batch.ids);
-    EXPECT_TRUE(at::allclose(before.slice(1, 0, 6), after.slice(1, 0, 6)));
-    EXPECT_FALSE(at::allclose(before.slice(1, 6), after.slice(1, 6)));
+    // Not to the bit: experts that are given other numbers of tokens add in another order.
+    const auto close = [](const at::Tensor& a, const at::Tensor& b) { return at::allclose(a, b, 1e-5, /*atol=*/1e-6); };
+    EXPECT_TRUE(close(before.slice(1, 0, 6), after.slice(1, 0, 6)));
+    EXPECT_FALSE(close(before.slice(1, 6), after.slice(1, 6)));
   }
 }
 

@@ -23,6 +23,7 @@
 #include "neap/files/atomic_file.h"
 #include "neap/files/safetensors.h"
 #include "neap/files/tensor_bytes.h"
+#include "neap/models/lora.h"
 
 namespace neap::models {
 namespace {
@@ -116,17 +117,29 @@ at::Tensor tensor_of(const Weights::Place& place) {
 
 using Items = std::vector<std::pair<std::string, at::Tensor>>;
 
-// All that a file has of a model, as views.
+// All that a file has of a model, as views: not the adapters that stand beside it.
 Items file_items(const CausalLM& model) {
   Items items;
   const auto add = [&](const auto& named) {
     for (const auto& item : named) {
+      if (is_lora_parameter(item.key())) continue;
       for (auto& view : hf_views(item.key(), item.value())) items.push_back(std::move(view));
     }
   };
   add(model.named_parameters());
   add(model.named_buffers());
   return items;
+}
+
+void fill(const at::Tensor& parameter, const Weights::Place& place) {
+  const bool as_it_is =
+      parameter.is_cpu() && parameter.is_contiguous() && parameter.scalar_type() == files::to_torch(place.info().type);
+  if (as_it_is) {
+    place.file->read(place.index, {static_cast<std::byte*>(parameter.mutable_data_ptr()), parameter.nbytes()});
+    parameter.unsafeGetTensorImpl()->bump_version();
+  } else {
+    parameter.copy_(tensor_of(place));
+  }
 }
 
 // Names of the file that a model need not have a parameter for.
@@ -285,7 +298,7 @@ void load_hf(CausalLM& model, const fs::path& dir) {
   const auto pairs = match(model, weights, dir);
   check_tied(model, weights, dir);
   const at::NoGradGuard no_grad;
-  for (const auto& [parameter, place] : pairs) parameter.copy_(tensor_of(*place));
+  for (const auto& [parameter, place] : pairs) fill(parameter, *place);
 }
 
 class HfWeights::Impl {
@@ -305,6 +318,7 @@ class HfWeights::Impl {
     check_tied(model, weights_, dir);
     const auto add = [&](const auto& named) {
       for (const auto& item : named) {
+        if (is_lora_parameter(item.key())) continue;
         segments_.emplace(item.key(), by_storage.at(item.value().storage().unsafeGetStorageImpl()));
       }
     };

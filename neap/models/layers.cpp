@@ -11,7 +11,16 @@ Linear::Linear(int64_t in, int64_t out, bool with_bias, at::TensorOptions option
   if (with_bias) bias = register_parameter("bias", at::empty({out}, options));
 }
 
-at::Tensor Linear::forward(const at::Tensor& x) const { return at::linear(x, weight, bias); }
+at::Tensor Linear::forward(const at::Tensor& x) const {
+  const at::Tensor y = at::linear(x, weight, bias);
+  return addition_ == nullptr ? y : addition_->add_to(y, x);
+}
+
+void Linear::set_addition(std::shared_ptr<const LinearAddition> addition,
+                          const std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>& children) {
+  for (const auto& [name, child] : children) register_module(name, child);
+  addition_ = std::move(addition);
+}
 
 RmsNorm::RmsNorm(int64_t size, double eps, at::TensorOptions options)
     : weight(register_parameter("weight", at::empty({size}, options))), eps_(eps) {}

@@ -10,6 +10,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "neap/autograd/hook_point.h"
 #include "neap/models/functions.h"
@@ -17,13 +20,29 @@
 
 namespace neap::models {
 
+// What somebody adds to the output of a linear layer: an adapter (lora.h).
+class LinearAddition {
+ public:
+  virtual ~LinearAddition() = default;
+  // `y` is the layer's own output for `x`.
+  virtual at::Tensor add_to(const at::Tensor& y, const at::Tensor& x) const = 0;
+};
+
 class Linear : public torch::nn::Module {
  public:
   Linear(int64_t in, int64_t out, bool with_bias, at::TensorOptions options);
   at::Tensor forward(const at::Tensor& x) const;
 
+  // `children` become modules of this one, by name.
+  void set_addition(std::shared_ptr<const LinearAddition> addition,
+                    const std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>& children);
+  const LinearAddition* addition() const { return addition_.get(); }
+
   at::Tensor weight;
   at::Tensor bias;  // undefined without bias
+
+ private:
+  std::shared_ptr<const LinearAddition> addition_;  // null: none
 };
 
 class RmsNorm : public torch::nn::Module {

@@ -50,6 +50,7 @@ Input::Input(const RunConfig& config)
   const auto skeleton = model_without_memory(model);
   check_units(config, *skeleton);
   if (config.model.init == Init::kPretrained) const models::HfWeights fit(*skeleton, config.model.path);
+  if (config.lora.on()) const Adapters fit(*skeleton, config.lora, static_cast<uint64_t>(config.train.seed));
 }
 
 Assembly::Assembly(const RunConfig& config, const Input& input, const Shell& shell)
@@ -65,7 +66,8 @@ Assembly::Assembly(const RunConfig& config, const Input& input, const Shell& she
     recompute_->attach(*model_, patterns_of(config.recompute));
   }
   if (auto experts = model_->expert_layers(); !experts.empty()) {
-    balance_.emplace(std::move(experts), config.train.expert_bias_rate, world_of(shell));
+    // With adapters the biases are frozen, too: what is saved of them would not fit a model that moved.
+    balance_.emplace(std::move(experts), adapters_ ? 0 : config.train.expert_bias_rate, world_of(shell));
   } else if (config.train.expert_bias_rate != RunConfig{}.train.expert_bias_rate && writes(shell)) {
     log_warning("train.expert_bias_rate has no effect: the model has no experts");
   }
@@ -74,10 +76,18 @@ Assembly::Assembly(const RunConfig& config, const Input& input, const Shell& she
   if (ranks_ != nullptr) ranks_->world.all().barrier("the model").wait();
 }
 
+std::vector<at::Tensor> Assembly::frozen_parameters() const {
+  std::vector<at::Tensor> frozen;
+  for (const at::Tensor& parameter : model_->parameters()) {
+    if (!parameter.requires_grad()) frozen.push_back(parameter);
+  }
+  return frozen;
+}
+
 int64_t Assembly::parameter_count() {
   int64_t count = 0;
   if (!sharded_) {
-    for (const at::Tensor& parameter : optimizer_->parameters()) count += parameter.numel();
+    for (const at::Tensor& parameter : model_->parameters()) count += parameter.numel();
     return count;
   }
   for (const shard::Shard& shard : sharded_->shards()) count += c10::multiply_integers(shard.full_size);
@@ -106,15 +116,18 @@ void Assembly::load_model(const Input& input) {
   const auto seed = static_cast<uint64_t>(config_.train.seed);
   if (ranks_ != nullptr) {
     model_ = model_without_memory(input.model);
+    if (config_.lora.on()) adapters_.emplace(*model_, config_.lora, seed);
     comm::World& world = ranks_->world;
     const shard::Options options = shard_options(config_.parallel, config_.train.dtype, world.size());
     sharded_.emplace(
         shard_and_fill(*model_, world.groups(ranks_->mesh), options, device_.c10_device(), config_.model, seed));
+    if (adapters_) adapters_->fill(sharded_->shards());
     return;
   }
   const at::TensorOptions options = at::TensorOptions().device(device_.c10_device()).dtype(at::kFloat);
   model_ = config_.model.init == Init::kRandom ? models::make_model(input.model, options, seed)
                                                : models::model_from_hf(config_.model.path, options);
+  if (config_.lora.on()) adapters_.emplace(*model_, config_.lora, seed);
 }
 
 void Assembly::make_optimizer() {

@@ -16,6 +16,7 @@
 #include "neap/offload/engine.h"
 #include "neap/recompute/recompute.h"
 #include "neap/shard/fully_shard.h"
+#include "neap/train/adapters.h"
 #include "neap/train/checkpoints.h"
 #include "neap/train/config.h"
 #include "neap/train/expert_balance.h"
@@ -64,6 +65,8 @@ class Assembly {
   recompute::Recompute* recompute() { return recompute_ ? &*recompute_ : nullptr; }
   ExpertBalance* experts() { return balance_ ? &*balance_ : nullptr; }
   shard::Sharded* sharded() { return sharded_ ? &*sharded_ : nullptr; }
+  const Adapters* adapters() const { return adapters_ ? &*adapters_ : nullptr; }
+  std::vector<at::Tensor> frozen_parameters() const;
   // Null unless the model is in pieces; one rank alone may hold it so for its dtypes.
   comm::World* world() { return ranks_ != nullptr ? &ranks_->world : nullptr; }
   ModelState state() {
@@ -97,6 +100,7 @@ class Assembly {
   std::optional<Ranks> rank_of_one_;
   const Ranks* ranks_;  // null: nothing is sharded
   std::shared_ptr<models::CausalLM> model_;
+  std::optional<Adapters> adapters_;
   std::optional<shard::Sharded> sharded_;
   std::optional<offload::Engine> engine_;
   std::optional<recompute::Recompute> recompute_;

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "neap/base/error.h"
-#include "neap/comm/agreement.h"
 #include "neap/checkpoint/directory.h"
+#include "neap/comm/agreement.h"
 #include "neap/comm/world.h"
 #include "neap/shard/fully_shard.h"
 #include "neap/train/resumption.h"

@@ -33,6 +33,17 @@ struct ModelSection {
   Init init = Init::kPretrained;
 };
 
+// Adapters; the model itself is frozen then. On with a rank or a directory.
+struct LoraSection {
+  int64_t rank = 0;  // 0 = off
+  double alpha = 16;
+  double dropout = 0;
+  std::vector<std::string> modules = {"q_proj", "v_proj"};
+  std::string adapter;  // a directory of PEFT to go on from, which says all of the above itself
+
+  bool on() const { return rank > 0 || !adapter.empty(); }
+};
+
 struct DataSection {
   std::string path;
   DataFormat format = DataFormat::kAutomatic;
@@ -146,6 +157,7 @@ struct LogSection {
 
 struct RunConfig {
   ModelSection model;
+  LoraSection lora;
   DataSection data;
   TrainSection train;
   OptimSection optim;

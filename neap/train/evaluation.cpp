@@ -4,11 +4,13 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "neap/base/scope_exit.h"
 #include "neap/comm/world.h"
 #include "neap/shard/fully_shard.h"
 
@@ -48,6 +50,10 @@ at::Tensor Evaluation::batch_loss(int64_t batch) {
 
 double Evaluation::loss() {
   const at::NoGradGuard no_grad;
+  const ScopeExit train_again([&] {
+    if (parts_.model != nullptr) parts_.model->train();
+  });
+  if (parts_.model != nullptr) parts_.model->eval();
   const int64_t batches = ceil_div(sequences_, train_.batch);
   const int64_t rounds = ceil_div(batches, ranks_);
   const at::Tensor all = at::empty({ranks_, rounds}, at::kFloat);

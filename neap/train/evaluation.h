@@ -9,12 +9,17 @@
 
 #include "neap/train/trainer.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace neap::train {
 
 class Evaluation {
  public:
   struct Parts {
-    Trainer::Loss loss;  // ignores the label -100
+    torch::nn::Module* model = nullptr;  // evaluates while it is measured (Module::eval()); null: makes no difference
+    Trainer::Loss loss;                  // ignores the label -100
     const Sequences& sequences;
     device::Device& device;
     comm::World* world = nullptr;  // as in Trainer::Parts

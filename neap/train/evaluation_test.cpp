@@ -5,6 +5,7 @@
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
+#include <torch/nn/module.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -77,6 +78,27 @@ TEST(Evaluation, CanBeLimitedToTheFirstBatches) {
   EXPECT_NEAR(data.evaluate(1, 2), data.expected(2), 1e-6);
   EXPECT_NEAR(data.evaluate(2, 1), data.expected(2), 1e-6);
   EXPECT_NEAR(data.evaluate(1, 100), data.expected(3), 1e-6);
+}
+
+TEST(Evaluation, ChangesTheModelsModeWhileItMeasures) {
+  const HeldOut data;
+  torch::nn::Module model;
+  int calls = 0;
+  TrainSection train;
+  train.sequence = 4;
+  Evaluation evaluation({.model = &model,
+                         .loss =
+                             [&](const at::Tensor&, const at::Tensor& labels, double divisor) {
+                               ++calls;
+                               EXPECT_FALSE(model.is_training());
+                               return data.loss(labels, divisor);
+                             },
+                         .sequences = *data.sequences,
+                         .device = device::Device::of(c10::kCPU)},
+                        train);
+  evaluation.loss();
+  EXPECT_GT(calls, 0);
+  EXPECT_TRUE(model.is_training());
 }
 
 TEST(Evaluation, AnyNumberOfRanksMeasuresTheSameBits) {

@@ -39,14 +39,14 @@ double feed_forward_weights(const models::ModelConfig& config, int64_t layer) {
 
 }  // namespace
 
-double flops_per_token(const models::ModelConfig& config, int64_t sequence) {
+double flops_per_token(const models::ModelConfig& config, int64_t sequence, bool frozen) {
   const Attention attention = attention_of(config);
   double weights = static_cast<double>(config.hidden_size) * static_cast<double>(config.vocab_size);
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     weights += attention.weights + feed_forward_weights(config, layer);
   }
   const auto layers = static_cast<double>(config.num_hidden_layers);
-  return 6 * (weights + layers * attention.per_position * static_cast<double>(sequence));
+  return (frozen ? 4 : 6) * weights + 6 * layers * attention.per_position * static_cast<double>(sequence);
 }
 
 }  // namespace neap::train

@@ -12,6 +12,7 @@ namespace neap::train {
 // Of one token, forward and backward: 6 for every weight that multiplies it, the output head among them but not the
 // table of embeddings, of experts those it is routed to; and 12 · layers · heads · head size · sequence for attention,
 // counted over the whole sequence (latent attention: the mean of what a query's and a value's head have).
-double flops_per_token(const models::ModelConfig& config, int64_t sequence);
+// `frozen`: 4 for every weight, which has no gradient; the adapters beside are left out.
+double flops_per_token(const models::ModelConfig& config, int64_t sequence, bool frozen = false);
 
 }  // namespace neap::train

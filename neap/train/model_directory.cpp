@@ -9,12 +9,14 @@
 #include <vector>
 
 #include "neap/base/error.h"
-#include "neap/comm/agreement.h"
+#include "neap/base/log.h"
 #include "neap/checkpoint/reader.h"
+#include "neap/comm/agreement.h"
 #include "neap/files/atomic_directory.h"
 #include "neap/files/atomic_file.h"
 #include "neap/files/tensor_bytes.h"
 #include "neap/models/hugging_face.h"
+#include "neap/models/lora.h"
 #include "neap/shard/fully_shard.h"
 #include "neap/train/checkpoints.h"
 #include "neap/train/yaml_config.h"
@@ -63,6 +65,7 @@ void write_model(const ModelDirectory& target, const torch::nn::Module& model, s
     std::vector<models::HfTensor> tensors;
     // In the order of the model.
     for (const auto& item : model.named_parameters()) {
+      if (models::is_lora_parameter(item.key())) continue;  // the model is what adapters stand beside
       if (sharded == nullptr) {
         add(tensors, item.key(), item.value());
       } else if (const auto found = full.find(item.key()); found != full.end()) {
@@ -78,9 +81,14 @@ void convert_checkpoint(checkpoint::Reader& reader, const fs::path& out) {
   NEAP_CHECK(!fs::exists(out) || (fs::is_directory(out) && fs::is_empty(out)), "[checkpoint] expected that ",
              out.string(), " is not there yet, or an empty directory; found otherwise; choose another one");
   std::vector<models::HfTensor> tensors;
+  int64_t of_adapters = 0;
   for (const std::string prefix : {kParameterPrefix, kBufferPrefix}) {
     for (const auto& [name, tensor] : reader.index().tensors) {
       if (!name.starts_with(prefix)) continue;
+      if (models::is_lora_parameter(name)) {
+        ++of_adapters;
+        continue;
+      }
       add(tensors, {name.substr(prefix.size()), files::to_torch(tensor.type), tensor.full_size,
                     [&reader, name = name] { return reader.tensor(name); }});
     }
@@ -88,6 +96,10 @@ void convert_checkpoint(checkpoint::Reader& reader, const fs::path& out) {
   const std::string index = (reader.dir() / checkpoint::kIndexName).string();
   const RunConfig config = parse_config(reader.state("config"), index, {});
   write({.path = out, .config_json = reader.state("model"), .source = config.model.path}, tensors);
+  if (of_adapters > 0) {
+    log_warning("[checkpoint] ", out.string(), " is the model alone, as it was; the ", of_adapters,
+                " tensors of adapters beside it are left out: a run leaves them in adapter/");
+  }
 }
 
 }  // namespace neap::train

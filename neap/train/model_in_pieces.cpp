@@ -9,12 +9,15 @@
 #include <utility>
 
 #include "neap/models/hugging_face.h"
+#include "neap/models/lora.h"
 
 namespace neap::train {
 namespace {
 
 void fill_from_files(const models::HfWeights& weights, const std::vector<shard::Shard>& shards) {
-  for (const shard::Shard& shard : shards) weights.read(shard.name, shard.begin, shard.data);
+  for (const shard::Shard& shard : shards) {
+    if (!models::is_lora_parameter(shard.name)) weights.read(shard.name, shard.begin, shard.data);
+  }
 }
 
 void fill_at_random(const models::ModelConfig& config, uint64_t seed, const std::vector<shard::Shard>& shards) {

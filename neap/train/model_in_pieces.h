@@ -19,7 +19,7 @@ namespace neap::train {
 std::shared_ptr<models::CausalLM> model_without_memory(const models::ModelConfig& config);
 
 // Cuts `model`, which model_without_memory() has made, and fills the pieces on `device` from section.path or from
-// `seed`. Collective. UserError when the files do not fit the model.
+// `seed`, except for adapters (Adapters::fill()). Collective. UserError when the files do not fit the model.
 shard::Sharded shard_and_fill(models::CausalLM& model, comm::MeshGroups groups, shard::Options options,
                               c10::Device device, const ModelSection& section, uint64_t seed);
 

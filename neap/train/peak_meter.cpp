@@ -37,6 +37,10 @@ class PeakMeter::Arrival final : public torch::autograd::FunctionPostHook {
 PeakMeter::PeakMeter(const std::vector<at::Tensor>& parameters, const device::Device& device) : device_(device) {
   if (!device.memory_stats()) return;
   for (const at::Tensor& parameter : parameters) {
+    if (!parameter.requires_grad()) {  // frozen: held, and no gradient will come
+      parameters_ += Bytes(static_cast<int64_t>(parameter.nbytes()));
+      continue;
+    }
     Hooked hooked{.accumulator = torch::autograd::impl::grad_accumulator(parameter),
                   .bytes = Bytes(static_cast<int64_t>(parameter.nbytes()))};
     hooked.hook = hooked.accumulator->add_post_hook(std::make_unique<Arrival>(*this, hooked_.size()));

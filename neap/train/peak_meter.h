@@ -54,7 +54,7 @@ class PeakMeter {
   const device::Device& device_;
   shard::Sharded* const sharded_ = nullptr;
   const char* piece_ = "between steps";
-  std::vector<Hooked> hooked_;  // one per parameter
+  std::vector<Hooked> hooked_;  // one per parameter that requires gradients
   Bytes parameters_, optimizer_, gradients_;
   Bytes peak_;
   Bytes rest_;  // beside the model's state, at the latest look

@@ -9,6 +9,8 @@
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "neap/checkpoint/directory.h"
@@ -226,12 +228,12 @@ TEST_F(Resuming, ChecksWhatItGoesOnWith) {
 
 TEST(MayChange, EveryKeyIsOnOneSide) {
   for (const char* key : {"train.steps", "train.batch", "device.type", "offload.mode", "recompute.mode",
-                          "parallel.shard", "checkpoint.every", "log.dir", "model.path", "data.path"}) {
+                          "parallel.shard", "checkpoint.every", "log.dir", "lora.adapter", "model.path", "data.path"}) {
     EXPECT_NE(find_key(key), nullptr) << key;
     EXPECT_TRUE(may_change(key)) << key;
   }
-  for (const char* key :
-       {"train.seed", "train.sequence", "data.shuffle", "optim.lr", "optim.schedule", "parallel.reduce_op"}) {
+  for (const char* key : {"train.seed", "train.sequence", "lora.rank", "lora.alpha", "lora.dropout", "lora.modules",
+                          "data.shuffle", "optim.lr", "optim.schedule", "parallel.reduce_op"}) {
     EXPECT_NE(find_key(key), nullptr) << key;
     EXPECT_FALSE(may_change(key)) << key;
   }

@@ -20,11 +20,11 @@ bool may_change(std::string_view key) {
   if (std::ranges::find(kNumbers, key) != kNumbers.end()) return false;
   constexpr std::array<std::string_view, 6> kSections = {"device.",   "offload.",    "recompute.",
                                                          "parallel.", "checkpoint.", "log."};
-  // The model and the data are compared by what they are, not by where they lie.
-  constexpr std::array<std::string_view, 12> kKeys = {"model.path",         "model.init",       "data.path",
-                                                      "data.eval",          "train.steps",      "train.tokens",
-                                                      "train.global_batch", "train.batch",      "train.accumulation",
-                                                      "train.non_finite",   "train.eval_every", "train.eval_batches"};
+  // The model, the adapters and the data are compared by what they are, not by where they lie.
+  constexpr std::array<std::string_view, 13> kKeys = {
+      "lora.adapter",     "model.path",       "model.init",         "data.path",   "data.eval",
+      "train.steps",      "train.tokens",     "train.global_batch", "train.batch", "train.accumulation",
+      "train.non_finite", "train.eval_every", "train.eval_batches"};
   return std::ranges::find(kKeys, key) != kKeys.end() ||
          std::ranges::any_of(kSections, [&](std::string_view section) { return key.starts_with(section); });
 }

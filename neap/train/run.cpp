@@ -14,6 +14,7 @@
 #include "neap/recompute/recompute.h"
 #include "neap/shard/fully_shard.h"
 #include "neap/trace/chrome_json.h"
+#include "neap/train/adapters.h"
 #include "neap/train/assembly.h"
 #include "neap/train/checkpoints.h"
 #include "neap/train/evaluation.h"
@@ -71,6 +72,7 @@ void print_heading(const Input& input, const RunConfig& config, const Shell& she
     shell.out << "ranks   " << shell.ranks->mesh.describe() << ", pieces of " << to_string(sharded->options().stage)
               << ", " << sharded->usage().shards << " of parameters on each\n";
   }
+  if (const Adapters* adapters = assembly.adapters()) shell.out << "lora    " << adapters->describe() << '\n';
   if (offload::Engine* engine = assembly.engine()) {
     const auto units = engine->unit_names();
     shell.out << "offload " << to_string(engine->options().mode) << ", " << units.size() << " units (" << units.front()
@@ -127,12 +129,15 @@ std::optional<double> peak_flops(const DeviceSection& device) {
 class StepExtras {
  public:
   StepExtras(const RunConfig& config, const Input& input, const Shell& shell, Assembly& assembly)
-      : config_(config), assembly_(assembly), flops_per_token_(flops_per_token(input.model, config.train.sequence)) {
+      : config_(config),
+        assembly_(assembly),
+        flops_per_token_(flops_per_token(input.model, config.train.sequence, config.lora.on())) {
     if (const auto peak = peak_flops(config.device)) {
       peak_ = *peak * static_cast<double>(ranks_of(shell));
     }
     if (!input.eval_sequences) return;
-    evaluation_.emplace(Evaluation::Parts{.loss = assembly.loss(/*z_loss=*/0),
+    evaluation_.emplace(Evaluation::Parts{.model = &assembly.state().model,
+                                          .loss = assembly.loss(/*z_loss=*/0),
                                           .sequences = *input.eval_sequences,
                                           .device = assembly.device(),
                                           .world = assembly.world(),
@@ -167,6 +172,7 @@ Trainer::Parts trainer_parts(const RunConfig& config, const Shell& shell, Assemb
   return {.loss = assembly.loss(config.train.z_loss),
           .sequences = input.sequences,
           .optimizer = assembly.optimizer(),
+          .frozen = assembly.frozen_parameters(),
           .rate = LearningRate(config.optim, config.train.steps),
           .device = assembly.device(),
           .engine = assembly.engine(),
@@ -297,10 +303,13 @@ RunResult run(const RunConfig& given, const Shell& shell) {
     print_heading(input, config, shell, assembly, checkpoints);
     take_steps_and_keep(config, shell, dir, assembly, input, checkpoints, current.summary);
     assembly.device().synchronize();
+    const ModelState state = assembly.state();
     if (config.checkpoint.export_model && current.summary.status == RunStatus::kFinished) {
-      const ModelState state = assembly.state();
       write_model({export_directory(config), input.model.to_json(), config.model.path}, state.model, state.sharded,
                   world_of(shell));
+    }
+    if (const Adapters* adapters = assembly.adapters()) {
+      adapters->save(dir / "adapter", config.model.path, state.sharded, writes(shell));
     }
   });
   if (!writes(shell)) return result;

@@ -59,6 +59,26 @@ void add_model_and_data(std::vector<Key>& out) {
                          "Empty: none."));
 }
 
+void add_lora(std::vector<Key>& out) {
+  out.push_back(
+      integer_key("lora.rank", AT(lora, rank), 0, 65536,
+                  "Train adapters of this rank beside the model's linear layers, and nothing else; 0: train the "
+                  "model. The run leaves them in adapter/, as PEFT has them."));
+  out.push_back(number_key("lora.alpha", AT(lora, alpha), 0, 1e6, "An adapter's share is multiplied by alpha / rank."));
+  out.push_back(number_key("lora.dropout", AT(lora, dropout), 0, 1, "Of the adapters' input; below 1."));
+  out.push_back(text_list_key("lora.modules", AT(lora, modules), "list of names and patterns",
+                              "Linear layers that get one: by the last part of their name, by a pattern such as "
+                              "model.layers.{*}.mlp.up_proj, or all-linear."));
+  out.push_back(text_key("lora.adapter", AT(lora, adapter), false,
+                         "Directory of a PEFT adapter to go on from. Rank, alpha, dropout and modules are its own."));
+}
+
+void check_lora(const LoraSection& lora) {
+  NEAP_CHECK(lora.adapter.empty() || lora.rank == 0,
+             "[lora.rank] lora.adapter has a rank of its own; leave lora.rank out");
+  NEAP_CHECK(lora.dropout < 1, "[lora.dropout] expected a probability below 1; found ", lora.dropout);
+}
+
 void add_train(std::vector<Key>& out) {
   out.push_back(integer_key("train.steps", AT(train, steps), 1, 1'000'000'000, "Optimizer steps."));
   out.push_back(optional_count_key("train.tokens", AT(train, tokens), "none",
@@ -325,6 +345,7 @@ const std::vector<Key>& keys() {
   static const std::vector<Key> all = [] {
     std::vector<Key> out;
     add_model_and_data(out);
+    add_lora(out);
     add_train(out);
     add_optim(out);
     add_device(out);
@@ -378,6 +399,7 @@ void check(const RunConfig& config) {
   if (!config.train.tokens) check_warmup(config);
   check_optim(config.optim);
   check_evaluation(config);
+  check_lora(config.lora);
   check_recompute(config.recompute);
   check_parallel(config.parallel);
   if (config.device.type == DeviceKind::kSim) {

@@ -70,7 +70,7 @@ Trainer::Trainer(Parts parts, const TrainSection& train, double clip)
     : parts_(std::move(parts)),
       train_(train),
       clip_(clip),
-      peak_(parts_.sharded == nullptr ? std::make_unique<PeakMeter>(parts_.optimizer.parameters(), parts_.device)
+      peak_(parts_.sharded == nullptr ? std::make_unique<PeakMeter>(all_parameters(), parts_.device)
                                       : std::make_unique<PeakMeter>(*parts_.sharded, parts_.device)),
       ranks_(parts_.world == nullptr ? 1 : parts_.world->size()),
       rank_(parts_.world == nullptr ? 0 : parts_.world->rank()),
@@ -84,6 +84,12 @@ Trainer::Trainer(Parts parts, const TrainSection& train, double clip)
 }
 
 Trainer::~Trainer() = default;
+
+std::vector<at::Tensor> Trainer::all_parameters() const {
+  std::vector<at::Tensor> all = parts_.optimizer.parameters();
+  all.insert(all.end(), parts_.frozen.begin(), parts_.frozen.end());
+  return all;
+}
 
 // Runs one part of the step: names it for messages and, with a recorder, draws it on the device's clock.
 template <class Function>
@@ -180,7 +186,7 @@ StepMetrics Trainer::step() {
     if (!reason) throw;
     throw DeviceOutOfMemory({.when = neap::internal::concat("the ", phase_, " of step ", metrics.step),
                              .reason = *reason,
-                             .use = memory_use(parts_.optimizer.parameters(), parts_.optimizer.state_bytes(), device)});
+                             .use = memory_use(all_parameters(), parts_.optimizer.state_bytes(), device)});
   }
   ++steps_done_;
   sequences_done_ += train_.accumulation * ranks_ * train_.batch;

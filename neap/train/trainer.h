@@ -62,6 +62,7 @@ class Trainer {
     Loss loss;
     const Sequences& sequences;
     Optimizer& optimizer;
+    std::vector<at::Tensor> frozen = {};  // parameters beside those of the optimizer, for the accounts of memory
     LearningRate rate;
     device::Device& device;
     offload::Engine* engine = nullptr;
@@ -103,6 +104,7 @@ class Trainer {
   void update(StepMetrics& metrics);
   void add_offload_report(StepMetrics& metrics) const;
   void add_recompute_report(StepMetrics& metrics) const;
+  std::vector<at::Tensor> all_parameters() const;
   template <class Function>
   void phase(const char* name, Function&& function);
 

@@ -1,9 +1,11 @@
 // One forward and backward of a Hugging Face model directory, for comparison with transformers.
 //
 //   neap_parity MODEL_DIR INPUT.safetensors OUTPUT.safetensors [--gradients PREFIX]… [--save DIR]
+//               [--adapter DIR [--save-adapter DIR]]
 //
 // INPUT holds "ids" and "labels" (int64, [batch, sequence]; labels already shifted). OUTPUT gets "logits", "loss" and
-// "grad.NAME" of every parameter, or of those whose name starts with a PREFIX. --save writes the model again.
+// "grad.NAME" of every trained parameter, or of those whose name starts with a PREFIX. --save writes the model again.
+// --adapter puts an adapter of PEFT into the model first, and --save-adapter writes that again.
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -17,6 +19,7 @@
 #include "neap/base/error.h"
 #include "neap/files/safetensors.h"
 #include "neap/models/hugging_face.h"
+#include "neap/models/lora.h"
 
 namespace {
 
@@ -50,12 +53,16 @@ void write(const std::string& path, const Named& tensors) {
 void run(const std::vector<std::string>& arguments) {
   NEAP_CHECK(arguments.size() >= 3, "usage: neap_parity MODEL_DIR INPUT OUTPUT [--gradients PREFIX]… [--save DIR]");
   std::vector<std::string> prefixes;
-  std::string save_dir;
+  std::string save_dir, adapter_dir, save_adapter_dir;
   for (std::size_t i = 3; i + 1 < arguments.size(); i += 2) {
     if (arguments[i] == "--gradients") prefixes.push_back(arguments[i + 1]);
     if (arguments[i] == "--save") save_dir = arguments[i + 1];
+    if (arguments[i] == "--adapter") adapter_dir = arguments[i + 1];
+    if (arguments[i] == "--save-adapter") save_adapter_dir = arguments[i + 1];
   }
   const auto model = model_from_hf(arguments[0]);
+  LoraOptions adapter;
+  if (!adapter_dir.empty()) adapter = load_lora(*model, adapter_dir);
   const SafetensorsFile input(arguments[1]);
   const at::Tensor ids = read_integers(input, "ids");
   const at::Tensor loss = model->loss(ids, read_integers(input, "labels"));
@@ -67,11 +74,13 @@ void run(const std::vector<std::string>& arguments) {
   }
   for (const auto& item : model->named_parameters()) {
     const auto named = [&](const std::string& prefix) { return item.key().starts_with(prefix); };
+    if (!item.value().requires_grad()) continue;
     if (prefixes.empty() || std::ranges::any_of(prefixes, named))
       out.emplace_back("grad." + item.key(), item.value().grad());
   }
   write(arguments[2], out);
   if (!save_dir.empty()) save_hf(*model, save_dir);
+  if (!save_adapter_dir.empty()) save_lora(lora_state(*model), save_adapter_dir, adapter, arguments[0]);
 }
 
 }  // namespace
