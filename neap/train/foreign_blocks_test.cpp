@@ -24,7 +24,7 @@ RunConfig read(const std::string& yaml, const std::vector<Override>& overrides =
   return parse_config(kOwn + yaml, "run.yaml", overrides);
 }
 
-std::string error_of(const std::string& yaml, const std::vector<Override>& overrides = {}) {
+std::string block_error(const std::string& yaml, const std::vector<Override>& overrides = {}) {
   return testing::error_of([&] { read(yaml, overrides); });
 }
 
@@ -97,13 +97,14 @@ TEST(Swap, LayersAndTheirDistanceMustBeInTheModel) {
 }
 
 TEST(Swap, WrongUsesNameLineAndPath) {
-  const auto swap = [](const std::string& entries) { return error_of("swap: {enable: true, " + entries + "}\n"); };
-  EXPECT_EQ(error_of("swap:\n  enabled: true\n"),
+  const auto swap = [](const std::string& entries) { return block_error("swap: {enable: true, " + entries + "}\n"); };
+  EXPECT_EQ(block_error("swap:\n  enabled: true\n"),
             "[run.yaml:4] unknown key swap.enabled; nearest known key: swap.enable");
-  EXPECT_EQ(error_of("swap:\n  enable: true\n  layer_swap:\n    - layers: [0]\n    - layer: [1]\n"),
+  EXPECT_EQ(block_error("swap:\n  enable: true\n  layer_swap:\n    - layers: [0]\n    - layer: [1]\n"),
             "[run.yaml:7] unknown key swap.layer_swap[1].layer; nearest known key: swap.layer_swap[1].layers");
-  EXPECT_EQ(error_of("swap:\n  enable: on\n"), "[run.yaml:4] swap.enable: expected true or false; found \"on\"");
-  EXPECT_EQ(error_of("swap:\n  enable: true\n  enable: false\n"), "[run.yaml:5] swap.enable is given twice; keep one");
+  EXPECT_EQ(block_error("swap:\n  enable: on\n"), "[run.yaml:4] swap.enable: expected true or false; found \"on\"");
+  EXPECT_EQ(block_error("swap:\n  enable: true\n  enable: false\n"),
+            "[run.yaml:5] swap.enable is given twice; keep one");
   EXPECT_EQ(swap("default_prefetch: 0"),
             "[run.yaml:3] swap.default_prefetch: expected an integer from 1 to 1000000; found \"0\"");
   EXPECT_THAT(swap("default_prefetch: soon"), HasSubstr("found \"soon\""));
@@ -114,7 +115,7 @@ TEST(Swap, WrongUsesNameLineAndPath) {
   EXPECT_THAT(swap("layer_swap: [{}]"), HasSubstr("swap.layer_swap[0].layers: this key is required"));
   EXPECT_THAT(swap("op_swap: [{layers: [0]}]"), HasSubstr("swap.op_swap[0].op_name: this key is required"));
   EXPECT_THAT(swap("op_swap: [{op_name: 'mlp.*', layers: [0]}]"), HasSubstr("expected the path of a module"));
-  EXPECT_THAT(error_of("swap: true\n"), HasSubstr("swap: expected a section of keys; found \"true\""));
+  EXPECT_THAT(block_error("swap: true\n"), HasSubstr("swap: expected a section of keys; found \"true\""));
 }
 
 // ---- MindFormers: recompute
@@ -138,18 +139,20 @@ TEST(MindFormersRecompute, SelectsModulesOfLayers) {
 }
 
 TEST(MindFormersRecompute, WrongUses) {
-  EXPECT_EQ(error_of("recompute:\n  mode: full\n  full_recompute_layer: ['0-3']\n  early_stop: false\n"),
+  EXPECT_EQ(block_error("recompute:\n  mode: full\n  full_recompute_layer: ['0-3']\n  early_stop: false\n"),
             "[run.yaml:6] recompute.early_stop is a key of our own section, but recompute.full_recompute_layer "
             "(run.yaml:5) is MindFormers'; write the section in one of the two ways");
-  EXPECT_THAT(error_of("recompute: {mode: select}\n"),
+  EXPECT_THAT(block_error("recompute: {mode: select}\n"),
               HasSubstr("recompute.mode] select needs recompute.select_module"));
-  EXPECT_THAT(error_of("recompute: {mode: full, exclude_op: []}\n"), HasSubstr("needs recompute.full_recompute_layer"));
-  EXPECT_THAT(error_of("recompute: {mode: select, select_module: {}}\n"), HasSubstr("found a section of keys"));
-  EXPECT_THAT(error_of("recompute: {mode: select, select_module: {mlp: ['x']}}\n"), HasSubstr("select_module.mlp"));
-  EXPECT_THAT(error_of("recompute: {mode: select, select_modul: {mlp: [0]}}\n"),
+  EXPECT_THAT(block_error("recompute: {mode: full, exclude_op: []}\n"),
+              HasSubstr("needs recompute.full_recompute_layer"));
+  EXPECT_THAT(block_error("recompute: {mode: select, select_module: {}}\n"), HasSubstr("found a section of keys"));
+  EXPECT_THAT(block_error("recompute: {mode: select, select_module: {mlp: ['x']}}\n"), HasSubstr("select_module.mlp"));
+  EXPECT_THAT(block_error("recompute: {mode: select, select_modul: {mlp: [0]}}\n"),
               HasSubstr("unknown key recompute.select_modul; nearest known key: recompute.select_module"));
-  EXPECT_THAT(error_of("recompute: {mode: sometimes, exclude_op: []}\n"), HasSubstr("expected None, full or select"));
-  EXPECT_THAT(error_of("recompute: {mode: None, exclude_op: [add]}\n"), HasSubstr("whole modules run again"));
+  EXPECT_THAT(block_error("recompute: {mode: sometimes, exclude_op: []}\n"),
+              HasSubstr("expected None, full or select"));
+  EXPECT_THAT(block_error("recompute: {mode: None, exclude_op: [add]}\n"), HasSubstr("whole modules run again"));
   EXPECT_THAT(demand_error("recompute: {mode: full, full_recompute_layer: ['0-4']}\n", 4),
               HasSubstr("recompute.full_recompute_layer] expected layers from 0 to 3; found 0-4"));
 }
@@ -161,10 +164,10 @@ TEST(RecomputeConfig, IsTheOlderWayToSayIt) {
       RecomputeMode::kNone);
   EXPECT_THAT(read("recompute_config: {recompute: [3]}\n").recompute.layers, ElementsAre("0-2"));
   EXPECT_EQ(read("recompute_config: {recompute: 0}\n").recompute.mode, RecomputeMode::kNone);
-  EXPECT_THAT(error_of("recompute_config: {recompute: [3, 4]}\n"), HasSubstr("the number of layers of one stage"));
-  EXPECT_THAT(error_of("recompute_config: {select_recompute: {'mul': True}}\n"), HasSubstr("recompute.modules"));
-  EXPECT_THAT(error_of("recompute_config: {select_comm_recompute: True}\n"), HasSubstr("expected false"));
-  EXPECT_THAT(error_of("recompute: {mode: None}\nrecompute_config: {recompute: true}\n"),
+  EXPECT_THAT(block_error("recompute_config: {recompute: [3, 4]}\n"), HasSubstr("the number of layers of one stage"));
+  EXPECT_THAT(block_error("recompute_config: {select_recompute: {'mul': True}}\n"), HasSubstr("recompute.modules"));
+  EXPECT_THAT(block_error("recompute_config: {select_comm_recompute: True}\n"), HasSubstr("expected false"));
+  EXPECT_THAT(block_error("recompute: {mode: None}\nrecompute_config: {recompute: true}\n"),
               HasSubstr("recompute_config and recompute (run.yaml:3) both stand for recompute.mode"));
 }
 
@@ -185,7 +188,7 @@ TEST(Parallelism, IsOurSectionParallel) {
 }
 
 TEST(Parallelism, OtherDimensionsAndContradictionsAreErrors) {
-  const auto error = [](const std::string& entries) { return error_of("parallelism: {" + entries + "}\n"); };
+  const auto error = [](const std::string& entries) { return block_error("parallelism: {" + entries + "}\n"); };
   for (const char* name : {"tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel"}) {
     EXPECT_THAT(error(std::string(name) + ": 2"), StartsWith(std::string("[run.yaml:3] parallelism.") + name +
                                                              ": expected 1, as models are split over ranks"));
@@ -249,20 +252,20 @@ TEST(VeOmni, WrongUses) {
   EXPECT_THAT(veomni_error("enable_activations: true"),
               HasSubstr("nearest known key: train.accelerator.offload_config.enable_activation"));
   EXPECT_THAT(
-      error_of("train: {accelerator: {fsdp_config: {}}}\n"),
+      block_error("train: {accelerator: {fsdp_config: {}}}\n"),
       HasSubstr("unknown key train.accelerator.fsdp_config; nearest known key: train.accelerator.offload_config"));
 }
 
 // ---- together with our own sections
 
 TEST(ForeignBlocks, AKeyHasOneSource) {
-  EXPECT_EQ(error_of("swap: {enable: true}\noffload:\n  mode: sync\n"),
+  EXPECT_EQ(block_error("swap: {enable: true}\noffload:\n  mode: sync\n"),
             "[run.yaml:5] offload.mode is what swap (run.yaml:3) stands for, too; keep one of the two");
-  EXPECT_THAT(error_of("offload: {layers: [0]}\nswap: {enable: true, op_swap: [{op_name: mlp, layers: [1]}]}\n"),
+  EXPECT_THAT(block_error("offload: {layers: [0]}\nswap: {enable: true, op_swap: [{op_name: mlp, layers: [1]}]}\n"),
               HasSubstr("offload.layers is what swap (run.yaml:4) stands for"));
-  EXPECT_THAT(error_of("swap: {enable: true}\ntrain: {accelerator: {offload_config: {enable_activation: true}}}\n"),
+  EXPECT_THAT(block_error("swap: {enable: true}\ntrain: {accelerator: {offload_config: {enable_activation: true}}}\n"),
               HasSubstr("both stand for offload.mode"));
-  EXPECT_THAT(error_of("parallelism: {data_parallel_shard: 2}\nparallel: {shard: 2}\n"),
+  EXPECT_THAT(block_error("parallelism: {data_parallel_shard: 2}\nparallel: {shard: 2}\n"),
               HasSubstr("parallel.shard is what parallelism (run.yaml:3) stands for"));
   // What a block says nothing about stays ours.
   EXPECT_EQ(read("swap: {enable: true}\noffload: {min_bytes: 7}\n").offload.options.min_bytes, Bytes(7));
@@ -272,9 +275,9 @@ TEST(ForeignBlocks, AKeyHasOneSource) {
 
 TEST(ForeignBlocks, TheCommandLineWinsAndTakesOurKeys) {
   EXPECT_EQ(read("swap: {enable: true}\n", {{"offload.mode", "sync"}}).offload.options.mode, offload::Mode::kSync);
-  EXPECT_THAT(error_of("", {{"swap.enable", "true"}}),
+  EXPECT_THAT(block_error("", {{"swap.enable", "true"}}),
               StartsWith("[--swap.enable] blocks of other systems are read from the run file alone"));
-  EXPECT_THAT(error_of("", {{"train.accelerator.offload_config.enable_activation", "true"}}),
+  EXPECT_THAT(block_error("", {{"train.accelerator.offload_config.enable_activation", "true"}}),
               HasSubstr("from the run file alone"));
 }
 

@@ -90,8 +90,9 @@ struct ToyRun {
     config.model.path = config.data.path = "given by the test";
     config.log.dir = dir.string();
     config.train.steps = 10;
-    config.train.batch = config.train.accumulation = 2;
+    config.train.batch = 2;
     config.train.sequence = 8;
+    config.train.accumulation = 2;
     config.train.seed = 3;
     config.optim.lr = 1e-2;
     config.checkpoint.every = 3;

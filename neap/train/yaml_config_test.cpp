@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 
 constexpr const char* kMinimal = "model: {path: m}\ndata: {path: d}\n";
 
-std::string error_of(const std::string& yaml, const std::vector<Override>& overrides = {}) {
+std::string parse_error(const std::string& yaml, const std::vector<Override>& overrides = {}) {
   return testing::error_of([&] { parse_config(yaml, "run.yaml", overrides); });
 }
 
@@ -48,43 +48,43 @@ TEST(YamlConfig, TheLengthIsToldInStepsOrInTokensAndTheCommandLineWins) {
   EXPECT_EQ(parse_config(tokens, "run.yaml", {{"train.tokens", "none"}}).train.tokens, std::nullopt);
   const std::string both = std::string(kMinimal) + "train: {steps: 7, tokens: 900}\n";
   EXPECT_THAT(testing::error_of([&] { parse_config(both, "run.yaml", {}); }), HasSubstr("found both"));
-  EXPECT_THAT(error_of(kMinimal, {{"train.steps", "1"}, {"train.tokens", "1"}}), HasSubstr("found both"));
+  EXPECT_THAT(parse_error(kMinimal, {{"train.steps", "1"}, {"train.tokens", "1"}}), HasSubstr("found both"));
 }
 
 TEST(YamlConfig, AStepIsToldInAccumulationOrInSequences) {
   const std::string sequences = std::string(kMinimal) + "train: {global_batch: 8}\n";
   EXPECT_EQ(parse_config(sequences, "run.yaml", {}).train.global_batch, 8);
   EXPECT_EQ(parse_config(sequences, "run.yaml", {{"train.accumulation", "2"}}).train.global_batch, std::nullopt);
-  EXPECT_EQ(error_of(kMinimal, {{"train.accumulation", "1"}, {"train.global_batch", "8"}}),
+  EXPECT_EQ(parse_error(kMinimal, {{"train.accumulation", "1"}, {"train.global_batch", "8"}}),
             "[train.global_batch] expected train.accumulation or train.global_batch; found both; keep one of the two");
 }
 
 TEST(YamlConfig, UnknownKeysAreErrorsWithPathPlaceAndNearest) {
-  EXPECT_EQ(error_of("train:\n  batch: 2\n  stepz: 3\n"),
+  EXPECT_EQ(parse_error("train:\n  batch: 2\n  stepz: 3\n"),
             "[run.yaml:3] unknown key train.stepz; nearest known key: train.steps");
-  EXPECT_EQ(error_of("ofload: {mode: async}\n"), "[run.yaml:1] unknown key ofload; nearest known key: offload");
-  EXPECT_EQ(error_of("offload:\n  swap:\n    mode: 1\n").substr(0, 39), "[run.yaml:2] unknown key offload.swap; ");
-  EXPECT_EQ(error_of(kMinimal, {{"train.stepz", "1"}}),
+  EXPECT_EQ(parse_error("ofload: {mode: async}\n"), "[run.yaml:1] unknown key ofload; nearest known key: offload");
+  EXPECT_EQ(parse_error("offload:\n  swap:\n    mode: 1\n").substr(0, 39), "[run.yaml:2] unknown key offload.swap; ");
+  EXPECT_EQ(parse_error(kMinimal, {{"train.stepz", "1"}}),
             "[--train.stepz] unknown key train.stepz; nearest known key: train.steps");
 }
 
 TEST(YamlConfig, WhatComesLaterIsUnknownNotIgnored) {
   for (const char* key : {"checkpoint.often", "parallel.shards", "recompute.mod", "optim.ema"}) {
-    EXPECT_THAT(error_of(kMinimal, {{key, "1"}}), HasSubstr("unknown key"));
+    EXPECT_THAT(parse_error(kMinimal, {{key, "1"}}), HasSubstr("unknown key"));
   }
 }
 
 TEST(YamlConfig, StructureErrorsNameTheLine) {
-  EXPECT_THAT(error_of("train:\n  steps: 1\n  steps: 2\n"), HasSubstr("[run.yaml:3] train.steps is given twice"));
-  EXPECT_THAT(error_of("train: 5\n"), HasSubstr("train: expected a section of keys; found a plain value"));
-  EXPECT_THAT(error_of("- a\n- b\n"), HasSubstr("the run file: expected a section of keys; found a list"));
-  EXPECT_THAT(error_of("train:\n  steps: {a: 1}\n"), HasSubstr("train.steps: expected a value; found a section"));
-  EXPECT_THAT(error_of("train:\n  steps:\n"), HasSubstr("train.steps: expected a value; found nothing"));
-  EXPECT_THAT(error_of("train:\n\tsteps: 1\n"), HasSubstr("not valid YAML"));
-  EXPECT_THAT(error_of("train: {steps: 1\n"), HasSubstr("not valid YAML"));
-  EXPECT_THAT(error_of("a: 1\n---\nb: 2\n"), HasSubstr("expected one YAML document"));
-  EXPECT_THAT(error_of(""), HasSubstr("[model.path] this key is required"));
-  EXPECT_THAT(error_of(kMinimal, {{"optim.betas", "[0.1, [2]]"}}), HasSubstr("found a nested one"));
+  EXPECT_THAT(parse_error("train:\n  steps: 1\n  steps: 2\n"), HasSubstr("[run.yaml:3] train.steps is given twice"));
+  EXPECT_THAT(parse_error("train: 5\n"), HasSubstr("train: expected a section of keys; found a plain value"));
+  EXPECT_THAT(parse_error("- a\n- b\n"), HasSubstr("the run file: expected a section of keys; found a list"));
+  EXPECT_THAT(parse_error("train:\n  steps: {a: 1}\n"), HasSubstr("train.steps: expected a value; found a section"));
+  EXPECT_THAT(parse_error("train:\n  steps:\n"), HasSubstr("train.steps: expected a value; found nothing"));
+  EXPECT_THAT(parse_error("train:\n\tsteps: 1\n"), HasSubstr("not valid YAML"));
+  EXPECT_THAT(parse_error("train: {steps: 1\n"), HasSubstr("not valid YAML"));
+  EXPECT_THAT(parse_error("a: 1\n---\nb: 2\n"), HasSubstr("expected one YAML document"));
+  EXPECT_THAT(parse_error(""), HasSubstr("[model.path] this key is required"));
+  EXPECT_THAT(parse_error(kMinimal, {{"optim.betas", "[0.1, [2]]"}}), HasSubstr("found a nested one"));
 }
 
 TEST(YamlConfig, WhatItWritesItReadsBack) {
@@ -117,14 +117,14 @@ TEST(YamlConfig, TextsAreWrittenAsTheyAreReadAlsoWithLineEnds) {
 }
 
 TEST(YamlConfig, AControlCharacterIsAnErrorOfItsLine) {
-  EXPECT_THAT(error_of("model: {path: m}\ndata:\n \x04{path: d}\n"),
+  EXPECT_THAT(parse_error("model: {path: m}\ndata:\n \x04{path: d}\n"),
               HasSubstr("[run.yaml:3] not valid YAML: expected text; found the control character 4"));
 }
 
 // YAML::LoadAll() runs until there is no memory left on each of these.
 TEST(YamlConfig, TextThatNoDocumentBeginsWithIsAnError) {
   for (const char* text : {"}", ", init: random}\ndata:\n ", "]\n", "model: {path: m}\n}\n"}) {
-    EXPECT_THAT(error_of(text), HasSubstr("[run.yaml")) << text;
+    EXPECT_THAT(parse_error(text), HasSubstr("[run.yaml")) << text;
   }
 }
 
