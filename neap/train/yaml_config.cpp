@@ -214,7 +214,7 @@ RunConfig parse_config(const std::string& yaml, const std::string& name, const s
         "of ours that it stands for (docs/config.md lists them)");
     if (key == nullptr) throw_unknown_key(path, "--" + path);
     key->set(config, raw_override(path, value));
-    std::erase_if(config.demands, [&](const LayerDemand& demand) { return demand.key == path; });
+    std::erase_if(config.demands, [&key = path](const LayerDemand& demand) { return demand.key == key; });
   }
   keep_one("train.steps", "train.tokens", config.train.tokens, given, overrides);
   keep_one("train.accumulation", "train.global_batch", config.train.global_batch, given, overrides);
