@@ -6,15 +6,49 @@
 #include <ATen/ops/linear.h>
 
 #include <string>
+#include <tuple>
 
+#include "neap/autograd/backward_reads.h"
 #include "neap/base/error.h"
 #include "neap/models/mixture_of_experts.h"
 #include "neap/models/rotary.h"
 
 namespace neap::models {
+namespace {
+
+std::shared_ptr<Embedding> make_embedding(const ModelConfig& config, at::TensorOptions options) {
+  if (config.tie_word_embeddings) return std::make_shared<Embedding>(config.vocab_size, config.hidden_size, options);
+  return std::make_shared<EmbeddingUnit>(config.vocab_size, config.hidden_size, options);
+}
+
+at::Tensor head_loss(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
+                     const LossOptions& options) {
+  return chunked_cross_entropy(hidden.view({-1, hidden.size(-1)}), weight, labels.reshape({-1}), options);
+}
+
+}  // namespace
 
 Embedding::Embedding(int64_t vocabulary, int64_t size, at::TensorOptions options)
     : weight(register_parameter("weight", at::empty({vocabulary, size}, options))) {}
+
+at::Tensor EmbeddingUnit::forward(const at::Tensor& ids) {
+  return hook_point().run({ids}, [&] {
+    autograd::backward_reads_no_parameters(hook_point());
+    return at::embedding(weight, ids);
+  });
+}
+
+Head::Head(int64_t hidden_size, int64_t vocabulary, at::TensorOptions options)
+    : Linear(hidden_size, vocabulary, /*with_bias=*/false, options) {}
+
+at::Tensor Head::logits(const at::Tensor& hidden) { return hook_point().run(*this, {hidden}, &Head::forward); }
+
+at::Tensor Head::loss(const at::Tensor& hidden, const at::Tensor& labels, const LossOptions& options) {
+  return hook_point().run({hidden}, [&] {
+    autograd::backward_reads_no_parameters(hook_point());
+    return head_loss(hidden, weight, labels, options);
+  });
+}
 
 LayerList::LayerList(const ModelConfig& config, at::TensorOptions options) {
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
@@ -23,8 +57,7 @@ LayerList::LayerList(const ModelConfig& config, at::TensorOptions options) {
 }
 
 Decoder::Decoder(const ModelConfig& config, at::TensorOptions options)
-    : embed_tokens(
-          register_module("embed_tokens", std::make_shared<Embedding>(config.vocab_size, config.hidden_size, options))),
+    : embed_tokens(register_module("embed_tokens", make_embedding(config, options))),
       config_(config),
       frequencies_(rotary_frequencies(config)),
       layers_(register_module("layers", std::make_shared<LayerList>(config, options))),
@@ -36,13 +69,15 @@ at::Tensor Decoder::frequencies_on(c10::Device device) {
   return frequencies_;
 }
 
-Decoder::Output Decoder::forward(const at::Tensor& ids) {
+Decoder::Output Decoder::embed(const at::Tensor& ids) {
+  if (auto* unit = dynamic_cast<EmbeddingUnit*>(embed_tokens.get())) return {unit->forward(ids), {}};
   Output out;
-  if (config_.tie_word_embeddings) {
-    std::tie(out.hidden, out.embedding) = tied_embedding(embed_tokens->weight, ids);
-  } else {
-    out.hidden = at::embedding(embed_tokens->weight, ids);
-  }
+  std::tie(out.hidden, out.embedding) = tied_embedding(embed_tokens->weight, ids);
+  return out;
+}
+
+Decoder::Output Decoder::forward(const at::Tensor& ids) {
+  Output out = embed(ids);
   const RotaryTables rotary = rotary_tables(frequencies_on(out.hidden.device()), ids.size(1), out.hidden.scalar_type(),
                                             config_.rope_scaling.table_factor());
   for (const auto& layer : layers_->layers()) out.hidden = layer->forward(out.hidden, rotary);
@@ -54,8 +89,7 @@ CausalLM::CausalLM(ModelConfig config, at::TensorOptions options) : config_(std:
   config_.validate();
   model_ = register_module("model", std::make_shared<Decoder>(config_, options));
   if (config_.tie_word_embeddings) return;
-  lm_head_ = register_module(
-      "lm_head", std::make_shared<Linear>(config_.hidden_size, config_.vocab_size, /*with_bias=*/false, options));
+  lm_head_ = register_module("lm_head", std::make_shared<Head>(config_.hidden_size, config_.vocab_size, options));
 }
 
 void CausalLM::check_ids(const at::Tensor& ids) const {
@@ -66,24 +100,23 @@ void CausalLM::check_ids(const at::Tensor& ids) const {
              config_.sliding_window.value_or(0), " tokens; found ", ids.size(1), "; use shorter sequences");
 }
 
-std::pair<at::Tensor, at::Tensor> CausalLM::hidden_and_head(const at::Tensor& ids) {
+at::Tensor CausalLM::hidden(const at::Tensor& ids) {
   check_ids(ids);
-  Decoder::Output out = model_->forward(ids);
-  return {std::move(out.hidden), lm_head_ ? lm_head_->weight : std::move(out.embedding)};
+  return model_->forward(ids).hidden;
 }
 
-at::Tensor CausalLM::hidden(const at::Tensor& ids) { return hidden_and_head(ids).first; }
-
 at::Tensor CausalLM::logits(const at::Tensor& ids) {
-  const auto [hidden, head] = hidden_and_head(ids);
-  return at::linear(hidden, head);
+  check_ids(ids);
+  const auto [hidden, embedding] = model_->forward(ids);
+  return lm_head_ ? lm_head_->logits(hidden) : at::linear(hidden, embedding);
 }
 
 at::Tensor CausalLM::loss(const at::Tensor& ids, const at::Tensor& labels, const LossOptions& options) {
   NEAP_CHECK(labels.sizes() == ids.sizes(), "[models] expected one label per token: ", ids.sizes(), "; found ",
              labels.sizes());
-  const auto [hidden, head] = hidden_and_head(ids);
-  return chunked_cross_entropy(hidden.view({-1, hidden.size(-1)}), head, labels.reshape({-1}), options);
+  check_ids(ids);
+  const auto [hidden, embedding] = model_->forward(ids);
+  return lm_head_ ? lm_head_->loss(hidden, labels, options) : head_loss(hidden, embedding, labels, options);
 }
 
 void CausalLM::draw_weights(uint64_t seed,

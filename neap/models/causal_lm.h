@@ -2,8 +2,8 @@
 //
 // Start here: `auto model = make_model(config);  model->loss(ids, labels).backward();`, or model_from_hf(dir) of
 // hugging_face.h. Every decoder layer and its attention and mlp are hook points, found by their names:
-// model.layers.3, model.layers.3.self_attn, model.layers.3.mlp (experts or not). Rotary tables are made once a forward
-// and handed to every layer.
+// model.layers.3, model.layers.3.self_attn, model.layers.3.mlp (experts or not). So are model.embed_tokens and lm_head,
+// unless they are tied. Rotary tables are made once a forward and handed to every layer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,6 +30,24 @@ class Embedding : public torch::nn::Module {
   at::Tensor weight;
 };
 
+// An embedding whose weight nobody else uses: a hook point. It keeps nothing but the ids for backward, so recomputing
+// it would gain nothing, and is refused.
+class EmbeddingUnit final : public Embedding, public autograd::Hookable {
+ public:
+  using Embedding::Embedding;
+  at::Tensor forward(const at::Tensor& ids);
+};
+
+// An output head with a weight of its own: a hook point. Of the loss it keeps nothing but the gradients made in
+// forward, which a second run would make at twice the price: recomputing the loss is refused.
+class Head final : public Linear, public autograd::Hookable {
+ public:
+  Head(int64_t hidden_size, int64_t vocabulary, at::TensorOptions options);
+  at::Tensor logits(const at::Tensor& hidden);
+  // As chunked_cross_entropy(), of hidden [batch, sequence, hidden] and labels [batch, sequence].
+  at::Tensor loss(const at::Tensor& hidden, const at::Tensor& labels, const LossOptions& options);
+};
+
 // Children "0", "1", …
 class LayerList : public torch::nn::Module {
  public:
@@ -47,7 +65,7 @@ class Decoder : public torch::nn::Module {
 
   struct Output {
     at::Tensor hidden;     // [batch, sequence, hidden], normalised
-    at::Tensor embedding;  // the embedding weight, for a tied head (see tied_embedding())
+    at::Tensor embedding;  // the embedding weight, for a tied head (see tied_embedding()); else undefined
   };
   Output forward(const at::Tensor& ids);
 
@@ -57,6 +75,7 @@ class Decoder : public torch::nn::Module {
 
  private:
   at::Tensor frequencies_on(c10::Device device);
+  Output embed(const at::Tensor& ids);
 
   ModelConfig config_;
   at::Tensor frequencies_;  // not a buffer: stays float32 whatever to() is asked for
@@ -90,11 +109,9 @@ class CausalLM : public torch::nn::Module {
 
  private:
   void check_ids(const at::Tensor& ids) const;
-  std::pair<at::Tensor, at::Tensor> hidden_and_head(const at::Tensor& ids);
-
   ModelConfig config_;
   std::shared_ptr<Decoder> model_;
-  std::shared_ptr<Linear> lm_head_;  // null if tied
+  std::shared_ptr<Head> lm_head_;  // null if tied
 };
 
 // A randomly initialised model. `options` give dtype and device.

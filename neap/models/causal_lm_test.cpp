@@ -144,7 +144,7 @@ class CountingHook : public autograd::UnitHook {
   std::map<autograd::HookPoint*, int> forwards, befores, afters;
 };
 
-TEST(CausalLM, LayersAttentionAndMlpAreHookPoints) {
+TEST(CausalLM, LayersTheirHalvesEmbeddingAndHeadAreHookPoints) {
   const auto model = make_llama(tiny());
   const auto hook = std::make_shared<CountingHook>();
   std::vector<autograd::HookHandle> handles;
@@ -155,14 +155,15 @@ TEST(CausalLM, LayersAttentionAndMlpAreHookPoints) {
     names.insert(item.key());
     handles.push_back(unit->hook_point().attach(hook, autograd::HookOrder::kOffload));
   }
-  EXPECT_EQ(names.size(), 9);
-  for (const char* name : {"model.layers.2", "model.layers.0.self_attn", "model.layers.1.mlp"}) {
+  EXPECT_EQ(names.size(), 11);
+  for (const char* name :
+       {"model.layers.2", "model.layers.0.self_attn", "model.layers.1.mlp", "model.embed_tokens", "lm_head"}) {
     EXPECT_TRUE(names.contains(name)) << name;
   }
   const Batch batch;
   model->loss(batch.ids, batch.labels).backward();
   for (const auto* seen : {&hook->forwards, &hook->befores, &hook->afters}) {
-    EXPECT_EQ(seen->size(), 9);
+    EXPECT_EQ(seen->size(), 11);
     for (const auto& [unit, count] : *seen) EXPECT_EQ(count, 1);
   }
 }

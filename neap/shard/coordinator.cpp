@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "neap/autograd/backward_reads.h"
 #include "neap/base/error.h"
 
 namespace neap::shard {
@@ -31,6 +32,8 @@ class GradientHook final : public torch::autograd::PostAccumulateGradHook {
   FlatGroup& group_;
   const std::size_t index_;
 };
+
+constexpr std::size_t kUnreadCalls = 1024;
 
 bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
@@ -141,18 +144,25 @@ void Coordinator::drop_prefetched() {
 
 // ---- forward
 
-void Coordinator::run_forward(Unit& unit, c10::function_ref<void()> body) {
+void Coordinator::run_forward(Unit& unit, const autograd::UnitCall& call, c10::function_ref<void()> body) {
   bool entered = false;
+  bool unread = false;
   try {
     enter(unit);
     entered = true;
+    const autograd::ListenForReads reads;
     body();
+    unread = reads.none(call.unit);
   } catch (...) {
     if (entered) --unit.depth;
     give_up_forward();
     throw;
   }
-  leave(unit);
+  if (unread && c10::GradMode::is_enabled()) {
+    unit.unread_calls.insert(call.id);
+    if (unit.unread_calls.size() > kUnreadCalls) unit.unread_calls.erase(unit.unread_calls.begin());
+  }
+  leave(unit, unread);
 }
 
 void Coordinator::enter(Unit& unit) {
@@ -171,10 +181,10 @@ void Coordinator::enter(Unit& unit) {
   ++unit.depth;
 }
 
-void Coordinator::leave(Unit& unit) {
+void Coordinator::leave(Unit& unit, bool unread) {
+  if (!unread && kept_for_backward(unit)) unit.kept = true;
   if (--unit.depth > 0) return;
   if (unit.root && !c10::GradMode::is_enabled()) drop_prefetched();
-  if (kept_for_backward(unit)) unit.kept = true;
   if (idle(unit)) reshard(unit);
 }
 
@@ -197,14 +207,20 @@ void Coordinator::give_up_forward() noexcept {
 
 // ---- backward
 
-void Coordinator::before_backward(Unit& unit) {
+void Coordinator::before_backward(Unit& unit, const autograd::UnitCall& call) {
   begin_pass();
   ++unit.open_calls;
-  unshard(unit);
+  const bool reads = !unit.unread_calls.contains(call.id);
+  if (reads || unit.live) {
+    unshard(unit);
+  } else {
+    for (const auto& group : unit.groups) group->show_full_shape();
+  }
   for (const auto& group : unit.groups) {
     check_watched(*group);
     group->open_gradients();
   }
+  if (!reads) return;  // the order is that of units to be gathered
   if (!unit.root && !std::exchange(pass_has_begun_a_unit_, true)) first_in_backward_ = &unit;
   prefetch(backward_order_.advance(unit.index));
 }
@@ -419,14 +435,14 @@ void Coordinator::account() {
 
 // ---- hook
 
-void ShardHook::around_forward(const autograd::UnitCall& /*call*/, c10::function_ref<void()> body) {
+void ShardHook::around_forward(const autograd::UnitCall& call, c10::function_ref<void()> body) {
   const auto coordinator = coordinator_.lock();
   if (coordinator == nullptr) return body();
-  coordinator->run_forward(unit_, body);
+  coordinator->run_forward(unit_, call, body);
 }
 
-void ShardHook::before_backward(const autograd::UnitCall& /*call*/) {
-  if (const auto coordinator = coordinator_.lock()) coordinator->before_backward(unit_);
+void ShardHook::before_backward(const autograd::UnitCall& call) {
+  if (const auto coordinator = coordinator_.lock()) coordinator->before_backward(unit_, call);
 }
 
 void ShardHook::after_backward(const autograd::UnitCall& /*call*/) {

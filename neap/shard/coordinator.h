@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,9 @@ struct Unit {
   bool kept = false;    // stays unsharded after its forward, for its backward
   bool pinned = false;  // unsharded at the user's wish
   bool live = false;    // unsharded or being gathered
+  // Calls whose backward reads no parameters. Of a multitude without a backward the oldest are forgotten: they get
+  // some.
+  std::set<uint64_t> unread_calls;
 };
 
 class Coordinator : public std::enable_shared_from_this<Coordinator> {
@@ -47,8 +51,8 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   static bool watched(const at::Tensor& parameter);
 
   // Events.
-  void run_forward(Unit& unit, c10::function_ref<void()> body);
-  void before_backward(Unit& unit);
+  void run_forward(Unit& unit, const autograd::UnitCall& call, c10::function_ref<void()> body);
+  void before_backward(Unit& unit, const autograd::UnitCall& call);
   void after_backward(Unit& unit);
   void gradient_arrived(Unit& unit, FlatGroup& group, std::size_t index);
 
@@ -75,7 +79,7 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   struct Pass;
 
   void enter(Unit& unit);
-  void leave(Unit& unit);
+  void leave(Unit& unit, bool unread);
   void give_up_forward() noexcept;
   void begin_unshard(Unit& unit);
   void unshard(Unit& unit);
@@ -112,7 +116,7 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   Unit* prefetched_ = nullptr;                           // being gathered for a unit that has not begun
   Unit* reducing_ = nullptr;                             // its gradients are being scattered
   Unit* averaging_ = nullptr;                            // and here added up over replicas
-  const Unit* first_in_backward_ = nullptr;              // of the last pass, without the root
+  const Unit* first_in_backward_ = nullptr;              // of the last pass to read parameters, without the root
   bool pass_has_begun_a_unit_ = false;
   bool sync_ = true;
   bool reduced_in_pass_ = false;

@@ -177,6 +177,7 @@ void FlatGroup::take_over(Slot& slot, std::size_t index) {
 // ---- parameters
 
 void FlatGroup::begin_unshard() {
+  if (state_ == State::kShapes) reshard_quietly();
   if (state_ != State::kSharded) return;
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < slots_.size(); ++i) adopt_replaced(slots_[i], i);
@@ -227,9 +228,16 @@ void FlatGroup::reshard() {
              " was written or replaced, which its shard does not know; write inside Sharded::with_full_parameters()");
 }
 
+void FlatGroup::show_full_shape() {
+  if (state_ != State::kSharded) return;
+  for (std::size_t i = 0; i < slots_.size(); ++i) adopt_replaced(slots_[i], i);
+  for (Slot& slot : slots_) look_at(slot.parameter, slot.full);
+  state_ = State::kShapes;
+}
+
 void FlatGroup::reshard_quietly() noexcept {
   if (state_ == State::kSharded) return;
-  if (state_ == State::kUnsharded) {
+  if (state_ != State::kGathering) {
     for (Slot& slot : slots_) look_at(slot.parameter, slot.shard);
   } else {
     try {
@@ -282,7 +290,7 @@ void FlatGroup::stash_gradient(Slot& slot, const Piece& mine) {
 
 void FlatGroup::open_gradients() {
   if (open_) return;
-  NEAP_ASSERT(unsharded());
+  NEAP_ASSERT(unsharded() || state_ == State::kShapes);
   const bool trainable = std::ranges::any_of(slots_, [](const Slot& slot) { return slot.parameter.requires_grad(); });
   if (!trainable) return;
   const at::NoGradGuard no_grad;

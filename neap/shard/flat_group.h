@@ -62,10 +62,13 @@ class FlatGroup {
   // the group is resharded all the same.
   void reshard();
   void reshard_quietly() noexcept;
+  // For a backward that reads no parameters: they have their full shapes, which gradients are held against, and no
+  // memory. Does nothing when more than that is there. reshard() ends it.
+  void show_full_shape();
   bool unsharded() const { return state_ == State::kUnsharded; }
 
   // From here on backward accumulates into the flat gradient. Called for each call of the unit; does nothing when open.
-  // REQUIRES: unsharded().
+  // REQUIRES: parameters of full shape.
   void open_gradients();
   bool gradients_open() const { return open_; }
   // Trainable parameters that this pass has still to bring a gradient for.
@@ -117,7 +120,7 @@ class FlatGroup {
   void account() noexcept;
 
  private:
-  enum class State : uint8_t { kSharded, kGathering, kUnsharded };
+  enum class State : uint8_t { kSharded, kShapes, kGathering, kUnsharded };
   struct Slot {
     std::string name;
     at::Tensor parameter;

@@ -229,6 +229,48 @@ void expect_refused(TestNet& net, const std::vector<std::string>& modules, const
   });
 }
 
+// Units before and after a list of layers, that share their weight or do not.
+class Sandwich : public torch::nn::Module {
+ public:
+  explicit Sandwich(bool tied) {
+    const at::Tensor weight = parameter({kWidth, kWidth}, 1);
+    first_ = register_module("first", unit_of(weight));
+    body_ = register_module("body", std::make_shared<TestNet>(std::vector{dense_unit(2), dense_unit(3)}));
+    last_ = register_module("last", unit_of(tied ? weight : parameter({kWidth, kWidth}, 4)));
+  }
+  at::Tensor loss(int64_t micro_batch) {
+    at::Tensor x = first_->forward(TestNet::input(micro_batch));
+    for (const std::size_t i : {0, 1}) x = body_->unit(i).forward(x);
+    return last_->forward(x).pow(2).mean();
+  }
+
+ private:
+  static std::shared_ptr<TestUnit> unit_of(const at::Tensor& weight) {
+    return std::make_shared<TestUnit>(Parameters{weight},
+                                      [](const Parameters& p, const at::Tensor& x) { return at::linear(x, p[0]); });
+  }
+  std::shared_ptr<TestUnit> first_, last_;
+  std::shared_ptr<TestNet> body_;
+};
+
+TEST_P(Worlds, HookPointsBesideTheLayersAreUnitsUnlessTheyAreTied) {
+  for (const bool tied : {false, true}) {
+    Recipe recipe = recipe_of({}, GetParam());
+    recipe.model = [=](int) {
+      const auto net = std::make_shared<Sandwich>(tied);
+      return TestModel{net, [net](int64_t micro_batch) { return net->loss(micro_batch); }};
+    };
+    recipe.at_end = [=](Sharded& sharded, TestModel&, int) {
+      const auto layers = std::vector<std::string>{"body.layers.0", "body.layers.1", ""};
+      const auto all = std::vector<std::string>{"first", "body.layers.0", "body.layers.1", "last", ""};
+      EXPECT_EQ(sharded.unit_names(), tied ? layers : all);
+    };
+    Trained alone = train_alone(recipe);
+    if (tied) alone.parameters.erase("last.p0");  // sharded, it has one name
+    EXPECT_TRUE(bit_equal(train_sharded(recipe), alone)) << (tied ? "tied" : "each its own");
+  }
+}
+
 TEST(Refused, AParameterOfTwoUnits) {
   const at::Tensor tied = parameter({kWidth, kWidth}, 1);
   const auto unit = [&] {

@@ -31,8 +31,9 @@ const char* to_string(Stage stage);
 enum class ReduceOp : uint8_t { kAverage, kSum };
 
 struct Options {
-  // Patterns over module names (neap/autograd/unit_selection.h); empty: the model's own list of layers. A parameter
-  // belongs to the innermost unit around it; what no unit holds makes up the root unit.
+  // Patterns over module names (neap/autograd/unit_selection.h); empty: the model's own list of layers, and hook points
+  // beside it whose parameters are theirs alone, such as an embedding and an output head. A parameter belongs to the
+  // innermost unit around it; what no unit holds makes up the root unit.
   std::vector<std::string> modules;
 
   bool comm_fusion = true;  // one gather and one scatter per group; else one per parameter

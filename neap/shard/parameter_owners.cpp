@@ -2,7 +2,10 @@
 
 #include <torch/nn/module.h>
 
+#include <algorithm>
+#include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "neap/autograd/named_hook_points.h"
@@ -39,6 +42,27 @@ std::vector<std::string> candidates(torch::nn::Module& model, bool named) {
   return names;
 }
 
+bool inside(std::string_view name, std::string_view outer) {
+  return name.size() > outer.size() && name.starts_with(outer) && name[outer.size()] == '.';
+}
+
+// Every parameter within `module` is registered nowhere else in the model; there is at least one.
+bool owns_parameters(torch::nn::Module& module, const std::vector<NamedModule>& model) {
+  std::vector<NamedModule> own;
+  list_modules("", module, own);
+  std::unordered_set<const torch::nn::Module*> within;
+  std::unordered_set<const c10::TensorImpl*> parameters;
+  for (const NamedModule& part : own) {
+    within.insert(part.module);
+    for (const at::Tensor& p : part.module->parameters(/*recurse=*/false)) parameters.insert(p.unsafeGetTensorImpl());
+  }
+  return !parameters.empty() && std::ranges::none_of(model, [&](const NamedModule& other) {
+    return !within.contains(other.module) &&
+           std::ranges::any_of(other.module->parameters(/*recurse=*/false),
+                               [&](const at::Tensor& p) { return parameters.contains(p.unsafeGetTensorImpl()); });
+  });
+}
+
 class Assignment {
  public:
   Assignment(torch::nn::Module& model, const std::vector<std::string>& patterns) {
@@ -47,7 +71,9 @@ class Assignment {
     list_modules("", model, modules);
     std::unordered_map<std::string, torch::nn::Module*> by_name;
     for (const NamedModule& module : modules) by_name.emplace(module.name, module.module);
-    for (const std::size_t i : autograd::select_units(names, patterns, "shard")) {
+    std::vector<std::size_t> chosen = autograd::select_units(names, patterns, "shard");
+    if (patterns.empty()) chosen = with_units_beside(names.units, chosen, by_name, modules);
+    for (const std::size_t i : chosen) {
       torch::nn::Module* module = by_name.at(names.units[i]);
       if (unit_of_.emplace(module, units_.size()).second) units_.push_back({names.units[i], module, {}});
     }
@@ -68,6 +94,23 @@ class Assignment {
     std::string name;
     at::Tensor tensor;
   };
+
+  // The outermost of the units that neither lie in a layer nor contain one, such as an embedding or an output head.
+  // What is tied to others stays with the root, as does what contains layers.
+  static std::vector<std::size_t> with_units_beside(const std::vector<std::string>& names,
+                                                    const std::vector<std::size_t>& layers,
+                                                    const std::unordered_map<std::string, torch::nn::Module*>& by_name,
+                                                    const std::vector<NamedModule>& modules) {
+    std::vector<std::size_t> chosen = layers;
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      const bool beside = std::ranges::none_of(chosen, [&](std::size_t other) {
+        return i == other || inside(names[i], names[other]) || inside(names[other], names[i]);
+      });
+      if (beside && owns_parameters(*by_name.at(names[i]), modules)) chosen.push_back(i);
+    }
+    std::ranges::sort(chosen);
+    return chosen;
+  }
 
   void visit(const std::string& name, torch::nn::Module& module, std::size_t owner) {
     if (const auto unit = unit_of_.find(&module); unit != unit_of_.end()) owner = unit->second;
