@@ -56,8 +56,6 @@ class Accumulator {
     share_ = valid_.to(wide_).div_(divisor).unsqueeze_(-1);
     loss_ = at::zeros({}, share_.options());
     if (wanted_.hidden) grad_hidden = at::empty_like(hidden);
-    // Low precision is summed over chunks in float32.
-    if (wanted_.weight) grad_weight = at::zeros(weight.sizes(), weight.options().dtype(wide_));
   }
 
   void add_chunk(int64_t begin, int64_t end) {
@@ -82,6 +80,14 @@ class Accumulator {
 
   at::Tensor loss() const { return loss_; }
 
+  // Only when the first chunk's logits are gone: beside them it would make the peak. Low precision is summed over
+  // chunks in float32.
+  void make_grad_weight() {
+    if (wanted_.weight && !grad_weight.defined()) {
+      grad_weight = at::zeros(weight_.sizes(), weight_.options().dtype(wide_));
+    }
+  }
+
   at::Tensor grad_hidden;
   at::Tensor grad_weight;
 
@@ -100,6 +106,7 @@ class Accumulator {
       at::mm_out(out, delta, weight_).mul_(small_share);
     }
     if (!wanted_.weight) return;
+    make_grad_weight();
     const at::Tensor weighted = hidden.mul(small_share);
     if (delta.scalar_type() == wide_) {
       grad_weight.addmm_(delta.t(), weighted);
@@ -130,6 +137,7 @@ struct ChunkedCrossEntropyFunction : torch::autograd::Function<ChunkedCrossEntro
     const int64_t chunk = chunk_size(tokens, weight.size(0), options->chunk_tokens);
     for (int64_t begin = 0; begin < tokens; begin += chunk)
       accumulator.add_chunk(begin, std::min(begin + chunk, tokens));
+    accumulator.make_grad_weight();  // of no tokens
     at::Tensor grad_weight = accumulator.grad_weight;
     if (grad_weight.defined()) grad_weight = grad_weight.to(weight.scalar_type());
     context->save_for_backward({accumulator.grad_hidden, grad_weight});

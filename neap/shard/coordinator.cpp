@@ -35,6 +35,21 @@ class GradientHook final : public torch::autograd::PostAccumulateGradHook {
 
 constexpr std::size_t kUnreadCalls = 1024;
 
+// Gradients that this pass has still to bring.
+int64_t pending(const Unit& unit) {
+  int64_t count = 0;
+  for (const auto& group : unit.groups) count += group->pending();
+  return count;
+}
+
+std::size_t trainable(const Unit& unit) {
+  std::size_t count = 0;
+  for (const auto& group : unit.groups) {
+    for (std::size_t i = 0; i < group->size(); ++i) count += group->parameter(i).requires_grad() ? 1 : 0;
+  }
+  return count;
+}
+
 bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
 }  // namespace
@@ -188,10 +203,11 @@ void Coordinator::leave(Unit& unit, bool unread) {
   if (idle(unit)) reshard(unit);
 }
 
-// The unit that backward begins with would be gathered again at once.
+// The unit that backward begins with would be gathered again at once, unless another one runs forward in between.
 bool Coordinator::kept_for_backward(const Unit& unit) const {
   if (!c10::GradMode::is_enabled() || in_backward()) return false;
-  return unit.root || options_->stage != Stage::kParameters || (options_->prefetch && &unit == first_in_backward_);
+  if (unit.root || options_->stage != Stage::kParameters) return true;
+  return options_->prefetch && &unit == first_in_backward_ && prefetched_ == nullptr;
 }
 
 // What was kept for the backward of a forward that has failed goes too; a unit that is needed after all is gathered
@@ -209,7 +225,11 @@ void Coordinator::give_up_forward() noexcept {
 
 void Coordinator::before_backward(Unit& unit, const autograd::UnitCall& call) {
   begin_pass();
+  for (const auto& other : units_) {
+    if (other->open_calls > 0 && !other->root && other.get() != &unit) other->interleaved = true;
+  }
   ++unit.open_calls;
+  if (ahead_of_ != &unit) ahead_of_ = nullptr;
   const bool reads = !unit.unread_calls.contains(call.id);
   if (reads || unit.live) {
     unshard(unit);
@@ -222,7 +242,25 @@ void Coordinator::before_backward(Unit& unit, const autograd::UnitCall& call) {
   }
   if (!reads) return;  // the order is that of units to be gathered
   if (!unit.root && !std::exchange(pass_has_begun_a_unit_, true)) first_in_backward_ = &unit;
-  prefetch(backward_order_.advance(unit.index));
+  prefetch_in_backward(unit, backward_order_.advance(unit.index));
+}
+
+// The first half of a unit's backward has the reduction of the last unit under it, the second half the gather of the
+// next one, so that a full gradient and full parameters make room for each other. Gradients may come at other times on
+// other ranks, which is the same to all as long as nothing else is begun meanwhile.
+void Coordinator::prefetch_in_backward(Unit& unit, int next) {
+  const bool in_half = trainable(unit) > 1 && !unit.root && !unit.interleaved;  // the same on every rank
+  if (!in_half || options_->stage != Stage::kParameters) return prefetch(next);
+  ahead_of_ = &unit;
+  ahead_ = next;
+  half_ = pending(unit) / 2;
+}
+
+void Coordinator::begin_ahead() {
+  ahead_of_ = nullptr;
+  if (!options_->prefetch || ahead_ == UnitOrder::kUnknown) return;
+  advance_reductions();
+  prefetch(ahead_);
 }
 
 // Torch has room for one such hook on a parameter. Without ours a gradient would be lost.
@@ -236,19 +274,19 @@ void Coordinator::check_watched(const FlatGroup& group) {
 void Coordinator::after_backward(Unit& unit) {
   if (unit.open_calls == 0) return;  // of a pass that was given up
   --unit.open_calls;
+  if (ahead_of_ == &unit) begin_ahead();
   finish_if_complete(unit);
 }
 
 void Coordinator::gradient_arrived(Unit& unit, FlatGroup& group, std::size_t index) {
   group.gradient_arrived(index);
+  if (ahead_of_ == &unit && pending(unit) <= half_) begin_ahead();
   finish_if_complete(unit);
 }
 
 // The last node of the unit's last call has run, and the last gradient is where it belongs.
 void Coordinator::finish_if_complete(Unit& unit) {
-  if (unit.open_calls > 0) return;
-  const bool waits = std::ranges::any_of(unit.groups, [](const auto& group) { return group->pending() > 0; });
-  if (!waits) finish_unit(unit);
+  if (unit.open_calls == 0 && pending(unit) == 0) finish_unit(unit);
 }
 
 void Coordinator::finish_unit(Unit& unit) {
@@ -302,6 +340,7 @@ void Coordinator::begin_pass() {
   });
   backward_order_.restart();
   reduced_in_pass_ = pass_has_begun_a_unit_ = false;
+  ahead_of_ = nullptr;
 }
 
 void Coordinator::end_pass(uint64_t number) {

@@ -34,6 +34,7 @@ struct Unit {
   // Calls whose backward reads no parameters. Of a multitude without a backward the oldest are forgotten: they get
   // some.
   std::set<uint64_t> unread_calls;
+  bool interleaved = false;  // another unit has begun backward before this one was through with its own
 };
 
 class Coordinator : public std::enable_shared_from_this<Coordinator> {
@@ -88,6 +89,8 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   bool kept_for_backward(const Unit& unit) const;
   bool idle(const Unit& unit) const { return unit.depth == 0 && unit.open_calls == 0 && !unit.kept && !unit.pinned; }
   void prefetch(int unit);
+  void prefetch_in_backward(Unit& unit, int next);
+  void begin_ahead();
   void drop_prefetched();
   void count_live(Unit& unit, bool live);
 
@@ -117,6 +120,9 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   Unit* reducing_ = nullptr;                             // its gradients are being scattered
   Unit* averaging_ = nullptr;                            // and here added up over replicas
   const Unit* first_in_backward_ = nullptr;              // of the last pass to read parameters, without the root
+  const Unit* ahead_of_ = nullptr;                       // in the middle of its backward ahead_ is to be gathered
+  int ahead_ = UnitOrder::kUnknown;
+  int64_t half_ = 0;  // of the gradients that ahead_of_ waits for
   bool pass_has_begun_a_unit_ = false;
   bool sync_ = true;
   bool reduced_in_pass_ = false;
