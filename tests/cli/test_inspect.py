@@ -107,7 +107,7 @@ def test_a_deepseek_in_bytes_of_its_files(workspace):
     [
         (lambda model: (model / "config.json").unlink(), "[models] expected a readable file model/config.json"),
         (lambda model: (model / "model.safetensors").unlink(), "[models] model: expected model.safetensors or"),
-        (lambda model: (model / "model.safetensors").write_bytes(b"12"), "[models] model/model.safetensors"),
+        (lambda model: (model / "model.safetensors").write_bytes(b"12"), "[files] model/model.safetensors"),
         (lambda model: (model / "config.json").write_text("{}"), "[models] model/config.json: model_type ''"),
     ],
 )
