@@ -126,7 +126,7 @@ class Seen {
     bool fresh = false;
     for (size_t i = 0; i < kWays; ++i) {
       if (taken[i] == 0) continue;
-      const auto reached = static_cast<uint8_t>(1 << (std::bit_width(taken[i]) - 1));
+      const uint8_t reached = std::bit_floor(taken[i]);
       fresh = fresh || (seen_[i] & reached) == 0;
       seen_[i] = static_cast<uint8_t>(seen_[i] | reached);
     }
