@@ -20,6 +20,8 @@ std::array<uint8_t, kWays> taken;
 uintptr_t last_place = 0;
 }  // namespace
 
+// The compiler gives both names.
+// NOLINTBEGIN(readability-identifier-naming)
 extern "C" void __sanitizer_cov_trace_pc() {
   // Relative to this function: the same number wherever the program was loaded.
   const uintptr_t place =
@@ -31,6 +33,7 @@ extern "C" void __sanitizer_cov_trace_pc() {
 
 // Of the sanitizers' runtimes, where there is one.
 extern "C" [[gnu::weak]] void __sanitizer_set_death_callback(void (*callback)());
+// NOLINTEND(readability-identifier-naming)
 
 namespace neap::fuzz {
 namespace {
