@@ -32,6 +32,8 @@ def make(build, jobs, arguments):
     """Builds the programs of the chosen tests; all of the build when none are chosen."""
     chosen = []
     if arguments:
+        # Tests of files that came since the build was configured are to be on the list.
+        subprocess.run(["ninja", "-C", str(build), "--quiet", "build.ninja"], check=True)
         listing = ["ctest", "--test-dir", str(build), "--show-only=json-v1", *arguments]
         tests = json.loads(subprocess.run(listing, capture_output=True, text=True, check=True).stdout)["tests"]
         # A test that is one of our programs has the name of its target (add_layer); others build what they need.
