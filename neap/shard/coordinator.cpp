@@ -225,10 +225,10 @@ void Coordinator::give_up_forward() noexcept {
 
 void Coordinator::before_backward(Unit& unit, const autograd::UnitCall& call) {
   begin_pass();
-  for (const auto& other : units_) {
-    if (other->open_calls > 0 && !other->root && other.get() != &unit) other->interleaved = true;
+  for (Unit* other : open_) {
+    if (other != &unit) other->interleaved = true;
   }
-  ++unit.open_calls;
+  if (unit.open_calls++ == 0 && !unit.root) open_.push_back(&unit);
   if (ahead_of_ != &unit) ahead_of_ = nullptr;
   const bool reads = !unit.unread_calls.contains(call.id);
   if (reads || unit.live) {
@@ -273,7 +273,7 @@ void Coordinator::check_watched(const FlatGroup& group) {
 
 void Coordinator::after_backward(Unit& unit) {
   if (unit.open_calls == 0) return;  // of a pass that was given up
-  --unit.open_calls;
+  if (--unit.open_calls == 0) std::erase(open_, &unit);
   if (ahead_of_ == &unit) begin_ahead();
   finish_if_complete(unit);
 }
@@ -355,6 +355,7 @@ void Coordinator::end_pass(uint64_t number) {
 }
 
 void Coordinator::finish_pass() {
+  open_.clear();
   // Units with a parameter whose gradient did not come although its node was to run.
   for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) {
     (*unit)->open_calls = 0;
@@ -400,6 +401,7 @@ void Coordinator::hand_over_gradients() {
 
 void Coordinator::abort_pass() noexcept {
   prefetched_ = reducing_ = averaging_ = nullptr;
+  open_.clear();
   for (const auto& unit : units_) {
     unit->open_calls = 0;
     unit->kept = false;

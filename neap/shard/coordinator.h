@@ -112,6 +112,7 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   std::unique_ptr<const Options> options_;                             // groups refer to it
   const std::unique_ptr<Ledger> ledger_ = std::make_unique<Ledger>();  // and to it
   std::vector<std::unique_ptr<Unit>> units_;
+  std::vector<Unit*> open_;  // in backward now, without the root: one as a rule
   UnitOrder forward_order_, backward_order_;
   Mutex pass_mutex_;
   uint64_t last_pass_ NEAP_GUARDED_BY(pass_mutex_) = 0;
