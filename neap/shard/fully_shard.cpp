@@ -262,7 +262,7 @@ void Sharded::load_shards(const std::vector<Shard>& pieces) {
   });
 }
 
-std::map<std::string, at::Tensor> Sharded::full_state() {
+std::map<std::string, at::Tensor> Sharded::full_state(const std::function<bool(const std::string&)>& wanted) {
   Coordinator& coordinator = *impl_->coordinator;
   coordinator.come_to_rest("full_state()");
   const at::NoGradGuard no_grad;
@@ -270,8 +270,12 @@ std::map<std::string, at::Tensor> Sharded::full_state() {
   std::map<std::string, at::Tensor> state;
   for (const auto& unit : coordinator.units()) {
     for (const auto& group : unit->groups) {
+      std::vector<bool> takes;
+      for (std::size_t i = 0; i < group->size(); ++i) takes.push_back(!wanted || wanted(group->parameter_name(i)));
+      if (std::ranges::find(takes, true) == takes.end()) continue;
       group->gather_in_own_dtype([&](std::size_t i, const at::Tensor& full) {
-        if (mine) state.emplace(group->parameter_name(i), full.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true));
+        if (!mine || !takes[i]) return;
+        state.emplace(group->parameter_name(i), full.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true));
       });
     }
   }

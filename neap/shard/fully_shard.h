@@ -120,8 +120,9 @@ class Sharded {
   // Between steps. Nothing is copied.
   [[nodiscard]] std::vector<Shard> shards();
   [[nodiscard]] std::vector<FlatShard> flat_shards();
-  // Full parameters on the CPU, on rank 0 of each shard group; empty on the others. Collective; one unit at a time.
-  std::map<std::string, at::Tensor> full_state();
+  // Full parameters on the CPU, on rank 0 of each shard group; empty on the others. Collective; one group at a time,
+  // and none of which no parameter is wanted. Every rank wants the same; an empty function wants all.
+  std::map<std::string, at::Tensor> full_state(const std::function<bool(const std::string& name)>& wanted = {});
   // Pieces of any sharding, as shards() gave them there, on any device; this rank keeps what it needs of them.
   // UserError when they do not cover this rank's pieces, or are unknown, and then nothing has changed.
   void load_shards(const std::vector<Shard>& pieces);

@@ -42,8 +42,8 @@ void Adapters::save(const std::filesystem::path& dir, const std::string& base_mo
   if (sharded == nullptr) {
     adapters = models::lora_state(model_);
   } else {
-    for (auto& [name, tensor] : sharded->full_state()) {
-      if (models::is_lora_parameter(name)) adapters.emplace_back(name, std::move(tensor));
+    for (auto& [name, tensor] : sharded->full_state(models::is_lora_parameter)) {
+      adapters.emplace_back(name, std::move(tensor));
     }
   }
   if (writes) models::save_lora(adapters, dir, options_, base_model);
