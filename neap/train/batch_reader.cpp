@@ -33,13 +33,9 @@ at::Tensor host_tensor(int64_t rows, int64_t columns, c10::Device device) {
 Batch read_batch(const Sequences& sequences, const BatchReader::Options& options, int64_t position) {
   Batch batch{.inputs = host_tensor(options.batch, options.sequence, options.device),
               .labels = host_tensor(options.batch, options.sequence, options.device)};
-  auto* inputs = batch.inputs.mutable_data_ptr<int64_t>();
-  auto* labels = batch.labels.mutable_data_ptr<int64_t>();
-  const auto length = static_cast<size_t>(options.sequence);
-  for (int64_t row = 0; row < options.batch; ++row) {
-    const int64_t offset = row * options.sequence;
-    sequences.read(position + row, {inputs + offset, length}, {labels + offset, length});
-  }
+  const auto tokens = static_cast<size_t>(options.batch * options.sequence);
+  sequences.read(position, {batch.inputs.mutable_data_ptr<int64_t>(), tokens},
+                 {batch.labels.mutable_data_ptr<int64_t>(), tokens});
   return batch;
 }
 

@@ -36,14 +36,10 @@ Evaluation::Evaluation(Parts parts, const TrainSection& train)
 at::Tensor Evaluation::batch_loss(int64_t batch) {
   const at::Tensor inputs = at::zeros({train_.batch, train_.sequence}, at::kLong);
   const at::Tensor labels = at::full_like(inputs, kIgnored);
-  const auto length = static_cast<size_t>(train_.sequence);
-  for (int64_t row = 0; row < train_.batch; ++row) {
-    const int64_t position = batch * train_.batch + row;
-    if (position >= sequences_) break;
-    const int64_t offset = row * train_.sequence;
-    parts_.sequences.read(position, {inputs.data_ptr<int64_t>() + offset, length},
-                          {labels.data_ptr<int64_t>() + offset, length});
-  }
+  const int64_t first = batch * train_.batch;
+  const int64_t rows = std::clamp<int64_t>(sequences_ - first, 0, train_.batch);
+  const auto tokens = static_cast<size_t>(rows * train_.sequence);
+  parts_.sequences.read(first, {inputs.data_ptr<int64_t>(), tokens}, {labels.data_ptr<int64_t>(), tokens});
   const c10::Device device = parts_.device.c10_device();
   return parts_.loss(inputs.to(device), labels.to(device), /*divisor=*/1);
 }

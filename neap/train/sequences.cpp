@@ -22,10 +22,16 @@ int64_t Sequences::first_token(int64_t position) const {
 }
 
 void Sequences::read(int64_t position, std::span<int64_t> inputs, std::span<int64_t> labels) const {
-  const int64_t first = first_token(position);
-  file_.read(first, inputs);
-  std::ranges::copy(inputs.subspan(1), labels.begin());
-  file_.read(first + options_.length, labels.last(1));
+  const auto length = static_cast<size_t>(options_.length);
+  NEAP_ASSERT(inputs.size() == labels.size() && inputs.size() % length == 0, inputs.size(), " and ", labels.size(),
+              " tokens of sequences of ", length);
+  for (size_t begin = 0; begin < inputs.size(); begin += length, ++position) {
+    const int64_t first = first_token(position);
+    const std::span<int64_t> own = inputs.subspan(begin, length);
+    file_.read(first, own);
+    std::ranges::copy(own.subspan(1), labels.begin() + static_cast<std::ptrdiff_t>(begin));
+    file_.read(first + options_.length, labels.subspan(begin + length - 1, 1));
+  }
 }
 
 }  // namespace neap::train

@@ -28,8 +28,9 @@ class Sequences {
 
   int64_t per_epoch() const noexcept { return per_epoch_; }
 
-  // Fills `inputs` and `labels` (each of options.length; labels are the inputs one token later) with sequence
-  // `position` of the run: 0, 1, 2, … through epoch after epoch.
+  // Fills `inputs` and `labels` with the sequences `position`, `position` + 1, … of the run, which go on through epoch
+  // after epoch: as many as fit. Each has options.length tokens; labels are the inputs one token later. REQUIRES: both
+  // of one size, a multiple of that.
   void read(int64_t position, std::span<int64_t> inputs, std::span<int64_t> labels) const;
 
  private:
