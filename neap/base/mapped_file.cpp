@@ -66,6 +66,17 @@ void MappedFile::release(size_t begin, size_t count) const noexcept {
   if (data_ != nullptr && first < last) ::madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
 }
 
+void MappedFile::read(size_t begin, std::span<std::byte> out) const {
+  while (!out.empty()) {
+    const ssize_t count = ::pread(descriptor_, out.data(), out.size(), static_cast<off_t>(begin));
+    if (count < 0 && errno == EINTR) continue;
+    NEAP_CHECK(count >= 0, place_, "cannot be read: ", std::strerror(errno));
+    NEAP_CHECK(count > 0, place_, "has become shorter while it was read: it ends at byte ", begin);
+    out = out.subspan(static_cast<size_t>(count));
+    begin += static_cast<size_t>(count);
+  }
+}
+
 void MappedFile::check_length() const {
   struct stat status {};
   const bool known = ::fstat(descriptor_, &status) == 0;

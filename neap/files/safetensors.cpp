@@ -1,20 +1,13 @@
 #include "neap/files/safetensors.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "neap/base/error.h"
-#include "neap/base/scope_exit.h"
 
 namespace neap::files {
 namespace {
@@ -96,39 +89,21 @@ std::optional<SafeType> type_named(std::string_view name) {
   return std::nullopt;
 }
 
-SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path) {
-  ScopeExit clean_up([this] { close(); });
-  map();
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
+    : path_(path), file_(path, concat("[files] ", path.string(), " ")) {
   parse_header();
-  clean_up.dismiss();
-}
-
-SafetensorsFile::~SafetensorsFile() { close(); }
-
-void SafetensorsFile::close() noexcept {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), static_cast<std::size_t>(size_));
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
-
-void SafetensorsFile::map() {
-  descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor_ < 0) fail(concat("cannot be opened: ", std::strerror(errno)));
-  struct stat status {};
-  if (::fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) fail("is not a regular file");
-  size_ = status.st_size;
-  if (size_ < kLengthBytes) fail(concat("is truncated: ", size_, " bytes hold no header length"));
-  void* mapped = ::mmap(nullptr, static_cast<std::size_t>(size_), PROT_READ, MAP_PRIVATE, descriptor_, 0);
-  if (mapped == MAP_FAILED) fail(concat("cannot be mapped: ", std::strerror(errno)));
-  data_ = static_cast<const std::byte*>(mapped);
 }
 
 void SafetensorsFile::parse_header() {
+  const std::byte* const data = file_.bytes().data();
+  const auto size = static_cast<int64_t>(file_.size());
+  if (size < kLengthBytes) fail(concat("is truncated: ", size, " bytes hold no header length"));
   uint64_t length = 0;
-  std::memcpy(&length, data_, sizeof length);
+  std::memcpy(&length, data, sizeof length);
   if (length > kMaxHeader) fail(concat("is not a safetensors file: it claims a header of ", length, " bytes"));
   body_ = kLengthBytes + static_cast<int64_t>(length);
-  if (body_ > size_) fail(concat("is truncated: the header ends at byte ", body_, ", the file at ", size_));
-  const char* text = reinterpret_cast<const char*>(data_ + kLengthBytes);
+  if (body_ > size) fail(concat("is truncated: the header ends at byte ", body_, ", the file at ", size));
+  const char* text = reinterpret_cast<const char*>(data + kLengthBytes);
   const Json header = Json::parse(text, text + length, nullptr, /*allow_exceptions=*/false);
   if (header.is_discarded() || !header.is_object()) fail("is not a safetensors file: its header is not a JSON object");
 
@@ -144,7 +119,7 @@ void SafetensorsFile::parse_header() {
     }
   }
   std::ranges::sort(found, {}, [](const Entry& entry) { return std::pair(entry.begin, entry.info.bytes); });
-  const int64_t available = size_ - body_;
+  const int64_t available = size - body_;
   int64_t expected = 0;
   for (Entry& entry : found) {
     if (entry.begin != expected) {
@@ -163,20 +138,13 @@ void SafetensorsFile::parse_header() {
 }
 
 std::span<const std::byte> SafetensorsFile::bytes(std::size_t index) const {
-  return {data_ + body_ + offsets_.at(index), static_cast<std::size_t>(tensors_[index].bytes)};
+  return file_.bytes().subspan(static_cast<std::size_t>(body_ + offsets_.at(index)),
+                               static_cast<std::size_t>(tensors_[index].bytes));
 }
 
 void SafetensorsFile::read(std::size_t index, std::span<std::byte> out) const {
   NEAP_ASSERT(std::cmp_equal(out.size(), tensors_.at(index).bytes), tensors_[index].name);
-  auto at = static_cast<off_t>(body_ + offsets_[index]);
-  while (!out.empty()) {
-    const ssize_t count = ::pread(descriptor_, out.data(), out.size(), at);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail(concat("cannot be read: ", std::strerror(errno)));
-    if (count == 0) fail(concat("has become shorter while it was read: it ends at byte ", at));
-    out = out.subspan(static_cast<std::size_t>(count));
-    at += count;
-  }
+  file_.read(static_cast<std::size_t>(body_ + offsets_[index]), out);
 }
 
 void SafetensorsFile::fail(const std::string& what) const { fail_at(path_, what); }

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "neap/base/mapped_file.h"
 #include "neap/files/atomic_file.h"
 
 namespace neap::files {
@@ -36,7 +37,6 @@ struct SafeTensorInfo {
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
-  ~SafetensorsFile();
   SafetensorsFile(const SafetensorsFile&) = delete;
   SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
@@ -44,21 +44,16 @@ class SafetensorsFile {
   const std::vector<SafeTensorInfo>& tensors() const { return tensors_; }  // in the order of their bytes
   // `index` into tensors(). Valid as long as the file object; not necessarily aligned to the type.
   std::span<const std::byte> bytes(std::size_t index) const;
-  // Copies the bytes of a tensor with calls of the system, which is faster than touching each page of a mapping.
-  // UserError when the file has become shorter. REQUIRES: out has the tensor's size.
+  // Copies the bytes of a tensor, as MappedFile::read() does. REQUIRES: out has the tensor's size.
   void read(std::size_t index, std::span<std::byte> out) const;
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
  private:
-  void map();
-  void close() noexcept;
   void parse_header();
   [[noreturn]] void fail(const std::string& what) const;
 
   std::filesystem::path path_;
-  int descriptor_ = -1;
-  const std::byte* data_ = nullptr;
-  int64_t size_ = 0;
+  MappedFile file_;
   int64_t body_ = 0;  // offset of the first tensor
   std::vector<SafeTensorInfo> tensors_;
   std::vector<int64_t> offsets_;
