@@ -5,13 +5,6 @@
 
 namespace neap::sim {
 
-// A copy of a few bytes takes less time than to sleep and be woken, and the next one often comes that soon.
-template <class Ready>
-static void yield_until(Ready ready) {
-  constexpr int kYields = 64;
-  for (int i = 0; i < kYields && !ready(); ++i) std::this_thread::yield();
-}
-
 bool TaskQueue::push(Task task) {
   bool started = false;
   if (!worker_.joinable()) {
@@ -37,7 +30,6 @@ bool TaskQueue::idle() const {
 }
 
 bool TaskQueue::wait_idle(std::chrono::nanoseconds timeout) {
-  yield_until([this] { return outstanding_.load(std::memory_order_relaxed) == 0; });
   MutexLock lock(mutex_);
   return idle_.wait_for(mutex_, timeout, [this]() NEAP_REQUIRES(mutex_) {
     return outstanding_.load(std::memory_order_relaxed) == (failure_ ? 1 : 0);
@@ -67,7 +59,6 @@ void TaskQueue::stop() noexcept {
 void TaskQueue::run() {
   for (;;) {
     Task task;
-    yield_until([this] { return outstanding_.load(std::memory_order_relaxed) != 0; });
     {
       MutexLock lock(mutex_);
       work_.wait(mutex_, [this]() NEAP_REQUIRES(mutex_) { return stopping_ || !tasks_.empty(); });
