@@ -124,8 +124,8 @@ int wait() {
 }
 
 // 125 million parameters, 500 MB.
-models::LlamaConfig config() {
-  models::LlamaConfig config;
+models::ModelConfig config() {
+  models::ModelConfig config;
   config.vocab_size = 32000;
   config.hidden_size = 768;
   config.intermediate_size = 2048;
@@ -180,7 +180,7 @@ int startup() {
   const Folder folder;
   const fs::path dir = folder / "model";
   in_child([&] {
-    models::save_hf(*models::make_llama(config()), dir);
+    models::save_hf(*models::make_model(config()), dir);
     return 0.0;
   });
   const fs::path weights = dir / "model.safetensors";

@@ -43,14 +43,14 @@ Batch batch_of(const Workload& w, int64_t number) {
 }
 
 std::shared_ptr<models::CausalLM> make_model(const Workload& w) {
-  models::LlamaConfig config;
+  models::ModelConfig config;
   config.vocab_size = w.vocabulary;
   config.hidden_size = w.width;
   config.intermediate_size = w.mlp_width;
   config.num_hidden_layers = w.layers;
   config.num_attention_heads = config.num_key_value_heads = w.heads;
   config.head_dim = w.width / w.heads;
-  return models::make_llama(config, at::TensorOptions(at::kFloat).device(kDevice));
+  return models::make_model(config, at::TensorOptions(at::kFloat).device(kDevice));
 }
 
 struct ApplyGradient final : torch::autograd::PostAccumulateGradHook {

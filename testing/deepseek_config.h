@@ -6,19 +6,14 @@
 #include <cstdint>
 
 #include "neap/models/model_config.h"
+#include "testing/llama_config.h"
 
 namespace neap::testing {
 
 inline models::ModelConfig small_deepseek(int64_t vocabulary) {
-  models::ModelConfig config;
+  models::ModelConfig config = small_llama(vocabulary);
   config.model_type = "deepseek_v3";
-  config.vocab_size = vocabulary;
-  config.hidden_size = 32;
-  config.intermediate_size = 48;
-  config.num_hidden_layers = 3;
-  config.num_attention_heads = 4;
-  config.num_key_value_heads = 4;
-  config.head_dim = 8;
+  config.num_key_value_heads = config.num_attention_heads;
   config.latent_attention = models::LatentAttentionConfig{
       .q_lora_rank = 24, .kv_lora_rank = 16, .qk_nope_head_dim = 12, .qk_rope_head_dim = 8, .v_head_dim = 10};
   config.experts = models::ExpertsConfig{.count = 8,

@@ -9,8 +9,8 @@
 
 namespace neap::testing {
 
-inline models::LlamaConfig small_llama(int64_t vocabulary) {
-  models::LlamaConfig config;
+inline models::ModelConfig small_llama(int64_t vocabulary) {
+  models::ModelConfig config;
   config.vocab_size = vocabulary;
   config.hidden_size = 32;
   config.intermediate_size = 48;

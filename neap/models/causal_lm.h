@@ -117,9 +117,4 @@ class CausalLM : public torch::nn::Module {
 // A randomly initialised model. `options` give dtype and device.
 std::shared_ptr<CausalLM> make_model(const ModelConfig& config, at::TensorOptions options = {}, uint64_t seed = 0);
 
-inline std::shared_ptr<CausalLM> make_llama(const LlamaConfig& config, at::TensorOptions options = {},
-                                            uint64_t seed = 0) {
-  return make_model(config, options, seed);
-}
-
 }  // namespace neap::models

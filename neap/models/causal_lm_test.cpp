@@ -28,8 +28,8 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-LlamaConfig tiny(bool tied = false) {
-  LlamaConfig config = testing::small_llama(/*vocabulary=*/61);
+ModelConfig tiny(bool tied = false) {
+  ModelConfig config = testing::small_llama(/*vocabulary=*/61);
   config.tie_word_embeddings = tied;
   return config;
 }
@@ -43,10 +43,10 @@ std::vector<ModelConfig> kinds() {
 }
 
 TEST(CausalLM, HasTheParameterNamesOfHuggingFace) {
-  LlamaConfig config = tiny();
+  ModelConfig config = tiny();
   config.qkv_bias = config.qk_norm = true;
   std::set<std::string> names;
-  for (const auto& item : make_llama(config)->named_parameters()) names.insert(item.key());
+  for (const auto& item : make_model(config)->named_parameters()) names.insert(item.key());
   EXPECT_EQ(names.size(), 3 + 3 * (2 + 4 + 3 + 2 + 3));
   for (const char* name :
        {"model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "model.layers.2.self_attn.v_proj.bias",
@@ -58,7 +58,7 @@ TEST(CausalLM, HasTheParameterNamesOfHuggingFace) {
 
 TEST(CausalLM, LossIsTheCrossEntropyOfItsLogits) {
   for (const bool tied : {false, true}) {
-    const auto model = make_llama(tiny(tied));
+    const auto model = make_model(tiny(tied));
     const Batch batch;
     const at::Tensor logits = model->logits(batch.ids);
     const at::Tensor expected = at::cross_entropy_loss(logits.view({-1, 61}), batch.labels.view({-1}));
@@ -99,16 +99,16 @@ TEST(CausalLM, IsCausal) {
 }
 
 TEST(CausalLM, TheSameSeedGivesTheSameModel) {
-  const auto a = make_llama(tiny(), {}, 5)->parameters();
-  const auto b = make_llama(tiny(), {}, 5)->parameters();
-  const auto c = make_llama(tiny(), {}, 6)->parameters();
+  const auto a = make_model(tiny(), {}, 5)->parameters();
+  const auto b = make_model(tiny(), {}, 5)->parameters();
+  const auto c = make_model(tiny(), {}, 6)->parameters();
   for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::equal(a[i], b[i]));
   EXPECT_FALSE(at::equal(a[0], c[0]));
   EXPECT_NEAR(a[0].std().item<double>(), 0.02, 0.002);
 }
 
 TEST(CausalLM, RunsInBfloat16AndMovesBetweenTypes) {
-  const auto model = make_llama(tiny());
+  const auto model = make_model(tiny());
   const Batch batch;
   const double expected = model->loss(batch.ids, batch.labels).item<double>();
   model->to(at::kBFloat16);
@@ -119,14 +119,14 @@ TEST(CausalLM, RunsInBfloat16AndMovesBetweenTypes) {
 }
 
 TEST(CausalLM, RefusesWhatItCannotCompute) {
-  LlamaConfig config = tiny();
+  ModelConfig config = tiny();
   config.sliding_window = 8;
   const Batch batch;
-  EXPECT_THROW(make_llama(config)->loss(batch.ids, batch.labels), UserError);
+  EXPECT_THROW(make_model(config)->loss(batch.ids, batch.labels), UserError);
   config.sliding_window = 9;
-  EXPECT_NO_THROW(make_llama(config)->loss(batch.ids, batch.labels));
-  EXPECT_THROW(make_llama(config)->logits(batch.ids.to(at::kInt)), UserError);
-  EXPECT_THROW(make_llama(config)->loss(batch.ids, batch.labels.slice(1, 1)), UserError);
+  EXPECT_NO_THROW(make_model(config)->loss(batch.ids, batch.labels));
+  EXPECT_THROW(make_model(config)->logits(batch.ids.to(at::kInt)), UserError);
+  EXPECT_THROW(make_model(config)->loss(batch.ids, batch.labels.slice(1, 1)), UserError);
 }
 
 // Hook points
@@ -145,7 +145,7 @@ class CountingHook : public autograd::UnitHook {
 };
 
 TEST(CausalLM, LayersTheirHalvesEmbeddingAndHeadAreHookPoints) {
-  const auto model = make_llama(tiny());
+  const auto model = make_model(tiny());
   const auto hook = std::make_shared<CountingHook>();
   std::vector<autograd::HookHandle> handles;
   std::set<std::string> names;
@@ -176,8 +176,8 @@ class HuggingFace : public ::testing::Test {
   HuggingFace() : dir_(std::filesystem::temp_directory_path() / ("neap_hf_" + std::to_string(::getpid()))) {}
   ~HuggingFace() override { std::filesystem::remove_all(dir_); }
 
-  std::string error_of_loading(const LlamaConfig& config) {
-    const auto model = make_llama(config);
+  std::string error_of_loading(const ModelConfig& config) {
+    const auto model = make_model(config);
     const at::Tensor before = model->parameters().front().clone();
     const std::string text = testing::error_of([&] { load_hf(*model, dir_); });
     if (text != testing::kNoError) {
@@ -205,7 +205,7 @@ void expect_equal(const CausalLM& a, const CausalLM& b) {
 
 TEST_F(HuggingFace, AModelIsReadBackBitForBit) {
   for (const bool tied : {false, true}) {
-    const auto model = make_llama(tiny(tied), {}, 3);
+    const auto model = make_model(tiny(tied), {}, 3);
     save_hf(*model, dir_);
     const auto read = model_from_hf(dir_);
     expect_equal(*model, *read);
@@ -216,7 +216,7 @@ TEST_F(HuggingFace, AModelIsReadBackBitForBit) {
 }
 
 TEST_F(HuggingFace, ShardsAreWrittenAndReadAndTheOtherLayoutIsRemoved) {
-  const auto model = make_llama(tiny(), {}, 3);
+  const auto model = make_model(tiny(), {}, 3);
   save_hf(*model, dir_);
   save_hf(*model, dir_, {.max_shard = Bytes(20000)});
   EXPECT_FALSE(std::filesystem::exists(dir_ / "model.safetensors"));
@@ -228,7 +228,7 @@ TEST_F(HuggingFace, ShardsAreWrittenAndReadAndTheOtherLayoutIsRemoved) {
 }
 
 TEST_F(HuggingFace, TypesAreConvertedOnReading) {
-  const auto model = make_llama(tiny());
+  const auto model = make_model(tiny());
   model->to(at::kBFloat16);
   save_hf(*model, dir_);
   const auto read = model_from_hf(dir_);
@@ -240,8 +240,8 @@ TEST_F(HuggingFace, TypesAreConvertedOnReading) {
 }
 
 TEST_F(HuggingFace, EveryTensorThatDoesNotFitIsListed) {
-  save_hf(*make_llama(tiny()), dir_);
-  LlamaConfig other = tiny();
+  save_hf(*make_model(tiny()), dir_);
+  ModelConfig other = tiny();
   other.num_hidden_layers = 2;
   other.intermediate_size = 64;
   other.qk_norm = true;
@@ -252,7 +252,7 @@ TEST_F(HuggingFace, EveryTensorThatDoesNotFitIsListed) {
 }
 
 TEST_F(HuggingFace, ATiedModelReadsAnEqualHeadAndRefusesADifferentOne) {
-  const auto model = make_llama(tiny(), {}, 3);
+  const auto model = make_model(tiny(), {}, 3);
   {
     const at::NoGradGuard no_grad;
     auto parameters = model->named_parameters();
@@ -269,7 +269,7 @@ TEST_F(HuggingFace, MissingAndBrokenFilesAreNamed) {
   EXPECT_THROW(model_from_hf(dir_ / "nowhere"), UserError);
   std::filesystem::create_directories(dir_);
   EXPECT_THAT(error_of_loading(tiny()), HasSubstr("expected model.safetensors or model.safetensors.index.json"));
-  save_hf(*make_llama(tiny()), dir_, {.max_shard = Bytes(20000)});
+  save_hf(*make_model(tiny()), dir_, {.max_shard = Bytes(20000)});
   const std::filesystem::path broken = shards().at(1);
   std::filesystem::resize_file(broken, 1000);
   EXPECT_THAT(error_of_loading(tiny()), AllOf(HasSubstr(broken.string()), HasSubstr("truncated")));

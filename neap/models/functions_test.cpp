@@ -146,7 +146,7 @@ TEST(Rotary, MultipliesTheTables) {
 }
 
 TEST(Rotary, StretchesSlowFrequenciesAsYarnDoes) {
-  LlamaConfig config;
+  ModelConfig config;
   config.head_dim = 64;
   config.rope_scaling.type = RopeScaling::Type::kYarn;
   config.rope_scaling.factor = 40;
@@ -167,7 +167,7 @@ TEST(Rotary, TakesAnyStrides) {
 }
 
 TEST(Rotary, ScalesFrequenciesAsLlama3Does) {
-  LlamaConfig config;
+  ModelConfig config;
   config.head_dim = 64;
   config.rope_theta = 500000;
   config.rope_scaling.type = RopeScaling::Type::kLlama3;

@@ -29,10 +29,10 @@ using ::testing::ElementsAre;
 using testing::error_of;
 using ::testing::HasSubstr;
 
-std::shared_ptr<CausalLM> tiny(bool tied = true) {
+std::shared_ptr<CausalLM> tiny_model(bool tied = true) {
   auto config = testing::small_llama(/*vocabulary=*/61);
   config.tie_word_embeddings = tied;
-  return make_llama(config, {}, 3);
+  return make_model(config, {}, 3);
 }
 
 struct Tokens {
@@ -96,7 +96,7 @@ TEST_F(LoraTest, AnAdapterAddsItsShareAndItsGradientsAreThoseOfTheFormula) {
 
 TEST_F(LoraTest, NewAdaptersChangeNothingAndOnlyTheyAreTrained) {
   for (const bool tied : {true, false}) {
-    const auto model = tiny(tied);
+    const auto model = tiny_model(tied);
     const Tokens tokens;
     const at::Tensor before = model->loss(tokens.ids, tokens.labels).detach();
     const auto names = add_lora(*model, {.rank = 4, .modules = {"q_proj", "down_proj"}}, 1);
@@ -112,7 +112,7 @@ TEST_F(LoraTest, NewAdaptersChangeNothingAndOnlyTheyAreTrained) {
 }
 
 TEST_F(LoraTest, OneSeedGivesOneAdapter) {
-  const auto first = tiny(), second = tiny(), other = tiny();
+  const auto first = tiny_model(), second = tiny_model(), other = tiny_model();
   add_lora(*first, {}, 9);
   add_lora(*second, {}, 9);
   add_lora(*other, {}, 10);
@@ -126,17 +126,17 @@ TEST_F(LoraTest, OneSeedGivesOneAdapter) {
 }
 
 TEST_F(LoraTest, ModulesAreChosenByTheirLastNameByPatternOrAll) {
-  EXPECT_EQ(add_lora(*tiny(), {.modules = {"all-linear"}}, 1).size(), 3 * 7);
-  EXPECT_EQ(add_lora(*tiny(/*tied=*/false), {.modules = {"all-linear"}}, 1).size(), 3 * 7);  // not the head
-  EXPECT_THAT(add_lora(*tiny(), {.modules = {"model.layers.{*}.self_attn.k_proj"}}, 1),
+  EXPECT_EQ(add_lora(*tiny_model(), {.modules = {"all-linear"}}, 1).size(), 3 * 7);
+  EXPECT_EQ(add_lora(*tiny_model(/*tied=*/false), {.modules = {"all-linear"}}, 1).size(), 3 * 7);  // not the head
+  EXPECT_THAT(add_lora(*tiny_model(), {.modules = {"model.layers.{*}.self_attn.k_proj"}}, 1),
               ElementsAre("model.layers.0.self_attn.k_proj", "model.layers.1.self_attn.k_proj",
                           "model.layers.2.self_attn.k_proj"));
-  EXPECT_THAT(add_lora(*tiny(), {.modules = {"model.layers.1.mlp.up_proj", "model.layers.1.*.up_proj"}}, 1),
+  EXPECT_THAT(add_lora(*tiny_model(), {.modules = {"model.layers.1.mlp.up_proj", "model.layers.1.*.up_proj"}}, 1),
               ElementsAre("model.layers.1.mlp.up_proj"));
 }
 
 TEST_F(LoraTest, WhatCannotBeAdaptedIsNamedAndTheModelIsUnchanged) {
-  const auto model = tiny(/*tied=*/false);
+  const auto model = tiny_model(/*tied=*/false);
   EXPECT_THAT(error_of([&] { add_lora(*model, {.modules = {"q_porj"}}, 1); }),
               AllOf(HasSubstr("[lora.modules]"), HasSubstr("k_proj, o_proj, q_proj"), HasSubstr("found q_porj")));
   EXPECT_THAT(error_of([&] { add_lora(*model, {.modules = {"lm_head"}}, 1); }), HasSubstr("takes no adapter"));
@@ -151,7 +151,7 @@ TEST_F(LoraTest, WhatCannotBeAdaptedIsNamedAndTheModelIsUnchanged) {
 }
 
 TEST_F(LoraTest, DropoutIsOfTrainingAlone) {
-  const auto model = tiny();
+  const auto model = tiny_model();
   add_lora(*model, {.dropout = 0.5, .modules = {"all-linear"}}, 1);
   randomise(lora_state(*model));
   const Tokens tokens;
@@ -162,7 +162,7 @@ TEST_F(LoraTest, DropoutIsOfTrainingAlone) {
 }
 
 TEST_F(LoraTest, ADirectoryGivesTheSameAdapterAndTheModelsOwnFilesDoNotChange) {
-  const auto model = tiny();
+  const auto model = tiny_model();
   save_hf(*model, dir_ / "before");
   LoraOptions options{.rank = 2, .alpha = 5, .modules = {"v_proj", "gate_proj"}};
   options.modules = add_lora(*model, options, 1);
@@ -183,25 +183,25 @@ TEST_F(LoraTest, ADirectoryGivesTheSameAdapterAndTheModelsOwnFilesDoNotChange) {
 TEST_F(LoraTest, AnAdapterOfAnotherModelIsListedAndTheModelIsUnchanged) {
   auto config = testing::small_llama(/*vocabulary=*/61);
   config.hidden_size = 64;
-  const auto wide = make_llama(config);
+  const auto wide = make_model(config);
   LoraOptions options{.rank = 2, .modules = {"v_proj", "down_proj"}};
   options.modules = add_lora(*wide, options, 1);
   save_lora(lora_state(*wide), dir_, options, "");
 
-  const auto model = tiny();
+  const auto model = tiny_model();
   EXPECT_THAT(
       error_of([&] { load_lora(*model, dir_); }),
       AllOf(HasSubstr("the adapter does not fit the model:"),
             HasSubstr("misshapen: model.layers.0.self_attn.v_proj.lora_A.weight is [2, 64], expected [2, 32]")));
   auto deeper = testing::small_llama(/*vocabulary=*/61);
   deeper.num_hidden_layers = 2;
-  EXPECT_THAT(error_of([&] { load_lora(*make_llama(deeper), dir_); }),
+  EXPECT_THAT(error_of([&] { load_lora(*make_model(deeper), dir_); }),
               AllOf(HasSubstr("does not fit"), HasSubstr("model.layers.2")));
   NamedTensors half = lora_state(*wide);
   half.pop_back();
   save_lora(half, dir_, options, "");
   EXPECT_THAT(error_of([&] { load_lora(*wide, dir_); }), HasSubstr("without adapters"));
-  EXPECT_THAT(error_of([&] { load_lora(*make_llama(config), dir_); }),
+  EXPECT_THAT(error_of([&] { load_lora(*make_model(config), dir_); }),
               HasSubstr("missing: model.layers.2.mlp.down_proj.lora_B.weight"));
   fs::remove(dir_ / "adapter_model.safetensors");
   EXPECT_THAT(error_of([&] { load_lora(*model, dir_); }), HasSubstr("adapter_model.safetensors"));

@@ -112,7 +112,4 @@ struct ModelConfig {
   bool has_experts(int64_t layer) const { return experts && layer >= experts->first_layer; }
 };
 
-// The Llama family's: neither latent attention nor experts.
-using LlamaConfig = ModelConfig;
-
 }  // namespace neap::models

@@ -40,8 +40,8 @@ std::string bytes_of(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-models::LlamaConfig tiny() {
-  models::LlamaConfig config = testing::small_llama(/*vocabulary=*/256);
+models::ModelConfig tiny() {
+  models::ModelConfig config = testing::small_llama(/*vocabulary=*/256);
   config.tie_word_embeddings = true;
   return config;
 }
@@ -53,7 +53,7 @@ class AdaptersTest : public testing::SimTest {
     std::string pattern = (fs::temp_directory_path() / "neap-adapters-XXXXXX").string();
     ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
     dir_ = pattern;
-    models::save_hf(*models::make_llama(tiny(), {}, 3), dir_ / "model");
+    models::save_hf(*models::make_model(tiny(), {}, 3), dir_ / "model");
     std::ofstream text(dir_ / "text");
     for (int i = 0; i < 3000; ++i) text << static_cast<char>('a' + (i * 7919 % 1009) % 26);
   }
@@ -224,7 +224,7 @@ TEST_F(AdaptersTest, NothingOfAModelWithExpertsMoves) {
 
 TEST_F(AdaptersTest, PiecesOfFrozenParametersHaveNeitherGradientsNorState) {
   testing::run_ranks(2, [&](comm::World& world) {
-    const auto model = models::make_llama(tiny(), {}, 3);
+    const auto model = models::make_model(tiny(), {}, 3);
     models::add_lora(*model, {.rank = 4, .modules = {"q_proj"}}, 1);
     int64_t trained = 0;
     for (const auto& [name, tensor] : models::lora_state(*model)) trained += tensor.numel();

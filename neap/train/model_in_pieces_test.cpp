@@ -24,7 +24,7 @@ constexpr int kRanks = 4;
 constexpr uint64_t kSeed = 3;
 const bool kEnoughDevices = testing::use_sim_devices(kRanks);
 
-models::LlamaConfig small() { return testing::small_llama(/*vocabulary=*/97); }
+models::ModelConfig small() { return testing::small_llama(/*vocabulary=*/97); }
 
 int64_t bytes_of(const torch::nn::Module& model) {
   int64_t bytes = 0;
@@ -63,7 +63,7 @@ class ModelInPieces : public testing::SimTest {
 };
 
 TEST_F(ModelInPieces, RandomWeightsHaveTheBitsOfOneProcess) {
-  const auto whole = models::make_llama(small(), {}, kSeed);
+  const auto whole = models::make_model(small(), {}, kSeed);
   expect_pieces_of(*whole, {.path = "", .init = Init::kRandom});
 }
 
@@ -71,7 +71,7 @@ TEST_F(ModelInPieces, FilesAreReadPieceByPieceInAnyDtype) {
   std::string dir = (fs::temp_directory_path() / "neap-pieces-XXXXXX").string();
   ASSERT_NE(::mkdtemp(dir.data()), nullptr);
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    const auto saved = models::make_llama(small(), at::TensorOptions().dtype(dtype), kSeed);
+    const auto saved = models::make_model(small(), at::TensorOptions().dtype(dtype), kSeed);
     models::save_hf(*saved, dir);
     expect_pieces_of(*models::model_from_hf(dir), {.path = dir, .init = Init::kPretrained});
   }

@@ -22,8 +22,8 @@ namespace {
 
 using namespace literals;
 
-models::LlamaConfig tiny() {
-  models::LlamaConfig config = testing::small_llama(/*vocabulary=*/256);  // bytes
+models::ModelConfig tiny() {
+  models::ModelConfig config = testing::small_llama(/*vocabulary=*/256);  // bytes
   config.tie_word_embeddings = true;
   return config;
 }
@@ -60,7 +60,7 @@ struct Training {
 
   explicit Training(c10::Device device, std::optional<offload::Options> options = std::nullopt,
                     const std::vector<std::string>& recomputed = {}) {
-    model = models::make_llama(tiny(), at::TensorOptions().device(device), 7);
+    model = models::make_model(tiny(), at::TensorOptions().device(device), 7);
     if (options) {
       engine.emplace(*options);
       engine->attach(*model);

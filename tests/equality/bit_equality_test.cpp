@@ -21,7 +21,7 @@ namespace neap::testing {
 namespace {
 
 Model llama(const char* name, const char* model_type, bool qk_norm, at::ScalarType dtype) {
-  models::LlamaConfig config = small_llama(/*vocabulary=*/97);
+  models::ModelConfig config = small_llama(/*vocabulary=*/97);
   config.model_type = model_type;
   config.num_hidden_layers = 5;
   config.qk_norm = qk_norm;

@@ -24,7 +24,7 @@ namespace neap::testing {
 namespace {
 
 Model llama(const char* name, const char* model_type, bool qk_norm, at::ScalarType dtype) {
-  models::LlamaConfig config = small_llama(/*vocabulary=*/97);
+  models::ModelConfig config = small_llama(/*vocabulary=*/97);
   config.model_type = model_type;
   config.intermediate_size = 96;
   config.num_hidden_layers = 4;
@@ -137,10 +137,10 @@ INSTANTIATE_TEST_SUITE_P(Hostile, RecomputeEquality,
 class RecomputePeak : public SimTest {
  protected:
   static int64_t peak(bool recomputed, bool offloaded) {
-    models::LlamaConfig config;
+    models::ModelConfig config;
     config.vocab_size = 97, config.hidden_size = 32, config.intermediate_size = 128, config.num_hidden_layers = 8;
     config.num_attention_heads = 4, config.num_key_value_heads = 4, config.head_dim = 8;
-    const auto model = models::make_llama(config, on_sim(), 3);
+    const auto model = models::make_model(config, on_sim(), 3);
     std::optional<offload::Engine> engine;
     std::optional<recompute::Recompute> recompute;
     if (offloaded) {

@@ -51,7 +51,7 @@ TestModel decoder(const models::ModelConfig& config, c10::Device device) {
 }
 
 TestModel llama(c10::Device device, bool tied) {
-  models::LlamaConfig config;
+  models::ModelConfig config;
   config.model_type = "llama";
   config.vocab_size = 97;
   config.hidden_size = 48;

@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 constexpr int64_t kVocabulary = 512, kHidden = 16, kLayers = 3;
 
 models::ModelConfig wide_config(bool tied) {
-  models::LlamaConfig config;
+  models::ModelConfig config;
   config.model_type = "llama";
   config.vocab_size = kVocabulary;
   config.hidden_size = kHidden;
