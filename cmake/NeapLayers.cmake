@@ -22,7 +22,7 @@ endfunction()
 # Most of what a file that needs torch costs is torch's headers (docs/decisions/0002-compile-time.md).
 function(neap_compile_together target)
   if(NEAP_UNITY)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 4)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
     if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
       # It takes a source for a header then, and warns of what would be wrong in one.
       target_compile_options(${target} PRIVATE -Wno-subobject-linkage)

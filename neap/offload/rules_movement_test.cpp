@@ -9,7 +9,6 @@ namespace {
 
 using namespace testing;
 using namespace neap::literals;
-using neap::sim::Link;
 
 class Movement : public OffloadTest {
  protected:
@@ -24,7 +23,7 @@ TEST_F(Movement, Rule4_PackReturnsBeforeTheCopyIsDone) {
   engine.attach(*chain.model);
   at::Tensor loss;
   {
-    auto held = hold_copies(Link::kDeviceToHost);
+    auto held = hold_copies(neap::sim::Link::kDeviceToHost);
     loss = chain.loss();  // would not come back if anything waited for a copy
     held.resume();
   }

@@ -32,7 +32,7 @@ int64_t choose(const Tensor& query, const Tensor& key, const Tensor& value, cons
 }
 
 // The flash operators go through the dispatcher with sim tensors, i.e. through the fallback.
-std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor> forward(
+std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor> attend(
     const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& bias, double dropout,
     bool causal, bool /*return_debug_mask*/, std::optional<double> scale) {
   auto [output, logsumexp] =
@@ -40,7 +40,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Ten
   return {output, logsumexp, Tensor(), Tensor(), query.size(2), key.size(2), Tensor(), Tensor(), Tensor()};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
+std::tuple<Tensor, Tensor, Tensor, Tensor> attend_backward(
     const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& bias,
     std::array<bool, 4> /*grad_input_mask*/, const Tensor& output, const Tensor& logsumexp, const Tensor& /*cum_seq_q*/,
     const Tensor& /*cum_seq_k*/, c10::SymInt /*max_q*/, c10::SymInt /*max_k*/, double dropout, bool causal,
@@ -55,8 +55,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
 
 void register_attention(torch::Library& aten) {
   at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(&choose);
-  aten.impl("_scaled_dot_product_fused_attention_overrideable", &forward);
-  aten.impl("_scaled_dot_product_fused_attention_overrideable_backward", &backward);
+  aten.impl("_scaled_dot_product_fused_attention_overrideable", &attend);
+  aten.impl("_scaled_dot_product_fused_attention_overrideable_backward", &attend_backward);
 }
 
 }  // namespace neap::sim

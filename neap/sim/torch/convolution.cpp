@@ -20,9 +20,9 @@ double flops(const Tensor& spread, const Tensor& weight) {
   return 2 * positions * static_cast<double>(weight.numel());
 }
 
-Tensor forward(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, at::IntArrayRef stride,
-               at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed, at::IntArrayRef output_padding,
-               int64_t groups) {
+Tensor convolve(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, at::IntArrayRef stride,
+                at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed, at::IntArrayRef output_padding,
+                int64_t groups) {
   CpuCall call("aten::convolution_overrideable");
   const auto x = call.alias(input, kRead), w = call.alias(weight, kRead);
   const auto b = bias ? std::optional(call.alias(*bias, kRead)) : std::nullopt;
@@ -34,10 +34,11 @@ Tensor forward(const Tensor& input, const Tensor& weight, const std::optional<Te
   return call.result(output);
 }
 
-std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_output, const Tensor& input, const Tensor& weight,
-                                            at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
-                                            bool transposed, at::IntArrayRef output_padding, int64_t groups,
-                                            std::array<bool, 3> wanted) {
+std::tuple<Tensor, Tensor, Tensor> convolve_backward(const Tensor& grad_output, const Tensor& input,
+                                                     const Tensor& weight, at::IntArrayRef stride,
+                                                     at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
+                                                     at::IntArrayRef output_padding, int64_t groups,
+                                                     std::array<bool, 3> wanted) {
   CpuCall call("aten::convolution_backward_overrideable");
   const auto g = call.alias(grad_output, kRead), x = call.alias(input, kRead), w = call.alias(weight, kRead);
   call.begin();
@@ -53,8 +54,8 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_output, const Ten
 }  // namespace
 
 void register_convolution(torch::Library& aten) {
-  aten.impl("convolution_overrideable", &forward);
-  aten.impl("convolution_backward_overrideable", &backward);
+  aten.impl("convolution_overrideable", &convolve);
+  aten.impl("convolution_backward_overrideable", &convolve_backward);
 }
 
 }  // namespace neap::sim
