@@ -121,7 +121,7 @@ Checkpoints::Checkpoints(const RunConfig& config, std::string model, const Seque
       dir_(checkpoint_directory(config)),
       world_(world),
       description_{{"config", to_yaml(config)},
-                   {"data", fingerprint(sequences, config.train.sequence)},
+                   {"data", fingerprint(sequences)},
                    {"model", std::move(model)}},
       saver_(dir_, {.keep_last = options_.keep_last, .asynchronous = options_.asynchronous}, world) {
   std::string path;

@@ -39,9 +39,9 @@ void check_unchanged(const RunConfig& now, const std::string& before, const std:
   }
 }
 
-std::string fingerprint(const Sequences& sequences, int64_t length) {
+std::string fingerprint(const Sequences& sequences) {
   constexpr int64_t kSamples = 16;
-  std::vector<int64_t> tokens(static_cast<size_t>(length)), labels(tokens.size());
+  std::vector<int64_t> tokens(static_cast<size_t>(sequences.length())), labels(tokens.size());
   files::Checksum checksum;
   const int64_t count = sequences.per_epoch();
   checksum.update(std::as_bytes(std::span(&count, 1)));

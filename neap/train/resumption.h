@@ -19,6 +19,6 @@ bool may_change(std::string_view key);
 void check_unchanged(const RunConfig& now, const std::string& before, const std::string& checkpoint);
 
 // The same for equal data, wherever it lies; other data has another one, unless it differs in few places only.
-std::string fingerprint(const Sequences& sequences, int64_t length);
+std::string fingerprint(const Sequences& sequences);
 
 }  // namespace neap::train

@@ -26,6 +26,7 @@ class Sequences {
   // Throws UserError when the file is shorter than one sequence and its last label. The file must outlive this.
   Sequences(const TokenFile& file, Options options);
 
+  int64_t length() const noexcept { return options_.length; }
   int64_t per_epoch() const noexcept { return per_epoch_; }
 
   // Fills `inputs` and `labels` with the sequences `position`, `position` + 1, … of the run, which go on through epoch
