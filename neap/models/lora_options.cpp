@@ -11,10 +11,10 @@
 namespace neap::models {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 using neap::internal::concat;
 
-bool is_nothing(const Json& value) {
+bool is_nothing(const OrderedJson& value) {
   return value.is_null() || (value.is_boolean() && !value.get<bool>()) || (value.is_structured() && value.empty()) ||
          (value.is_number() && value.get<double>() == 0);
 }
@@ -22,13 +22,13 @@ bool is_nothing(const Json& value) {
 // One adapter_config.json.
 class Reader {
  public:
-  Reader(Json json, const std::filesystem::path& file) : json_(std::move(json)), file_(file.string()) {}
+  Reader(OrderedJson json, const std::filesystem::path& file) : json_(std::move(json)), file_(file.string()) {}
 
   LoraOptions read() const {
     check_that(json_.is_object(), "expected a JSON object");
-    check_that(json_.value("peft_type", Json()) == "LORA", "expected \"peft_type\": \"LORA\"", "peft_type");
-    check_that(json_.value("bias", Json("none")) == "none", "expected \"bias\": \"none\": biases are not trained",
-               "bias");
+    check_that(json_.value("peft_type", OrderedJson()) == "LORA", "expected \"peft_type\": \"LORA\"", "peft_type");
+    check_that(json_.value("bias", OrderedJson("none")) == "none",
+               "expected \"bias\": \"none\": biases are not trained", "bias");
     for (const char* key : {"use_dora", "use_qalora", "use_bdlora", "modules_to_save", "rank_pattern", "alpha_pattern",
                             "lora_bias", "fan_in_fan_out", "layer_replication", "target_parameters",
                             "trainable_token_indices", "megatron_config", "alora_invocation_tokens", "arrow_config",
@@ -59,11 +59,12 @@ class Reader {
 
   void check_that(bool good, const std::string& expected, const char* key = nullptr) const {
     NEAP_CHECK(good, "[lora.adapter] ", file_, ": ", expected, "; found ",
-               key == nullptr ? "something else"
-                              : json_.value(key, Json()).dump(-1, ' ', false, Json::error_handler_t::replace));
+               key == nullptr
+                   ? "something else"
+                   : json_.value(key, OrderedJson()).dump(-1, ' ', false, OrderedJson::error_handler_t::replace));
   }
 
-  Json json_;
+  OrderedJson json_;
   std::string file_;
 };
 
@@ -86,23 +87,23 @@ LoraOptions read_adapter_config(const std::filesystem::path& file) {
   std::ifstream in(file, std::ios::binary);
   NEAP_CHECK(in.good(), "[lora.adapter] expected a PEFT adapter directory with adapter_config.json; cannot be opened: ",
              file.string());
-  Json json = Json::parse(in, nullptr, /*allow_exceptions=*/false);
+  OrderedJson json = OrderedJson::parse(in, nullptr, /*allow_exceptions=*/false);
   NEAP_CHECK(!json.is_discarded(), "[lora.adapter] ", file.string(), ": not valid JSON");
   return Reader(std::move(json), file).read();
 }
 
 std::string adapter_config_json(const LoraOptions& options, const std::string& base_model) {
-  const Json json = {{"peft_type", "LORA"},
-                     {"task_type", "CAUSAL_LM"},
-                     {"base_model_name_or_path", base_model},
-                     {"r", options.rank},
-                     {"lora_alpha", options.alpha},
-                     {"lora_dropout", options.dropout},
-                     {"use_rslora", options.rank_stabilised},
-                     {"target_modules", options.modules},
-                     {"bias", "none"},
-                     {"fan_in_fan_out", false},
-                     {"inference_mode", true}};
+  const OrderedJson json = {{"peft_type", "LORA"},
+                            {"task_type", "CAUSAL_LM"},
+                            {"base_model_name_or_path", base_model},
+                            {"r", options.rank},
+                            {"lora_alpha", options.alpha},
+                            {"lora_dropout", options.dropout},
+                            {"use_rslora", options.rank_stabilised},
+                            {"target_modules", options.modules},
+                            {"bias", "none"},
+                            {"fan_in_fan_out", false},
+                            {"inference_mode", true}};
   return json.dump(2) + "\n";
 }
 

@@ -22,7 +22,7 @@ std::string json_of(const std::string& type, const std::string& architecture, co
     "num_key_value_heads": 2})";
 }
 
-std::string error_of(const std::string& json) {
+std::string error_of_config(const std::string& json) {
   return testing::error_of([&] { ModelConfig::from_json(json, "there/config.json"); });
 }
 
@@ -68,23 +68,23 @@ TEST(ModelConfig, KnowsTheBiasesAndWindowsOfEachFamily) {
 }
 
 TEST(ModelConfig, ListsEveryUnsupportedFieldAtOnce) {
-  EXPECT_THAT(error_of(json_of("qwen2", "Qwen2ForCausalLM", R"("hidden_act": "gelu", "attention_dropout": 0.1,
+  EXPECT_THAT(error_of_config(json_of("qwen2", "Qwen2ForCausalLM", R"("hidden_act": "gelu", "attention_dropout": 0.1,
       "rope_scaling": {"type": "dynamic", "factor": 4}, "use_sliding_window": true, "sliding_window": 16,
       "quantization_config": {}, "rms_norm_eps": "small",)")),
               AllOf(HasSubstr("there/config.json"), HasSubstr("hidden_act 'gelu'"), HasSubstr("attention_dropout"),
                     HasSubstr("rope_scaling.rope_type 'dynamic'"), HasSubstr("use_sliding_window"),
                     HasSubstr("quantization_config"), HasSubstr("rms_norm_eps has the wrong type: \"small\"")));
-  EXPECT_THAT(error_of(R"({"model_type": "llama", "hidden_size": 8})"),
+  EXPECT_THAT(error_of_config(R"({"model_type": "llama", "hidden_size": 8})"),
               AllOf(HasSubstr("vocab_size is missing"), HasSubstr("num_attention_heads is missing")));
 }
 
 TEST(ModelConfig, RefusesUnknownArchitecturesAndNamesTheKnownOnes) {
-  EXPECT_THAT(error_of(json_of("gemma", "GemmaForCausalLM")), AllOf(HasSubstr("'gemma'"), HasSubstr("qwen3")));
-  EXPECT_THAT(error_of(json_of("llama", "LlamaForSequenceClassification")),
+  EXPECT_THAT(error_of_config(json_of("gemma", "GemmaForCausalLM")), AllOf(HasSubstr("'gemma'"), HasSubstr("qwen3")));
+  EXPECT_THAT(error_of_config(json_of("llama", "LlamaForSequenceClassification")),
               HasSubstr("LlamaForSequenceClassification"));
-  EXPECT_THAT(error_of(R"({"vocab_size": 3})"), HasSubstr("model_type ''"));
-  EXPECT_THAT(error_of("[1]"), HasSubstr("expected a JSON object"));
-  EXPECT_THAT(error_of("{\"model_type\":"), HasSubstr("not JSON"));
+  EXPECT_THAT(error_of_config(R"({"vocab_size": 3})"), HasSubstr("model_type ''"));
+  EXPECT_THAT(error_of_config("[1]"), HasSubstr("expected a JSON object"));
+  EXPECT_THAT(error_of_config("{\"model_type\":"), HasSubstr("not JSON"));
 }
 
 std::string deepseek_of(const std::string& extra) {
@@ -133,19 +133,19 @@ TEST(ModelConfig, FillsInWhatTransformersAssumesOfADeepseek) {
 
 TEST(ModelConfig, ListsWhatIsWrongWithADeepseek) {
   EXPECT_THAT(
-      error_of(deepseek_of(R"("scoring_func": "softmax", "topk_method": "greedy", "moe_layer_freq": 2,
+      error_of_config(deepseek_of(R"("scoring_func": "softmax", "topk_method": "greedy", "moe_layer_freq": 2,
       "attention_dropout": 0.1)")),
       AllOf(HasSubstr("scoring_func 'softmax' is not supported (sigmoid is)"), HasSubstr("topk_method 'greedy'"),
             HasSubstr("moe_layer_freq other than 1"), HasSubstr("n_routed_experts is missing"),
             HasSubstr("q_lora_rank is missing"), HasSubstr("attention_dropout other than 0")));
-  EXPECT_THAT(error_of(deepseek_of(R"("q_lora_rank": 0, "n_routed_experts": 10, "n_group": 4, "topk_group": 5,
+  EXPECT_THAT(error_of_config(deepseek_of(R"("q_lora_rank": 0, "n_routed_experts": 10, "n_group": 4, "topk_group": 5,
       "num_key_value_heads": 3, "n_shared_experts": 0)")),
               AllOf(HasSubstr("q_lora_rank must be positive; found 0"),
                     HasSubstr("n_routed_experts (10) must be n_group (4) times 2 or more"),
                     HasSubstr("topk_group must be at most n_group (4); found 5"),
                     HasSubstr("num_key_value_heads must be num_attention_heads (6)"),
                     HasSubstr("n_shared_experts must be positive")));
-  EXPECT_THAT(error_of(deepseek_of(R"("q_lora_rank": 8, "n_routed_experts": 8, "n_group": 4, "topk_group": 1,
+  EXPECT_THAT(error_of_config(deepseek_of(R"("q_lora_rank": 8, "n_routed_experts": 8, "n_group": 4, "topk_group": 1,
       "num_experts_per_tok": 3)")),
               HasSubstr("num_experts_per_tok must be at most 2, the experts of topk_group groups; found 3"));
 }

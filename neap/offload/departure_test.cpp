@@ -12,18 +12,18 @@ namespace {
 
 using namespace neap::literals;
 
-struct Item {
-  explicit Item(int64_t bytes) : bytes(bytes) {}
+struct QueueItem {
+  explicit QueueItem(int64_t bytes) : bytes(bytes) {}
   Bytes size() const { return Bytes(bytes); }
   int64_t bytes;
   int64_t run = 0;
-  QueueLink<Item> link;
+  QueueLink<QueueItem> link;
 };
-using Queue = StorageQueue<Item, &Item::link>;
+using Queue = StorageQueue<QueueItem, &QueueItem::link>;
 
 std::vector<int64_t> drain(Queue& queue) {
   std::vector<int64_t> order;
-  while (Item* item = queue.front()) {
+  while (QueueItem* item = queue.front()) {
     order.push_back(item->bytes);
     queue.remove(*item);
   }
@@ -31,18 +31,18 @@ std::vector<int64_t> drain(Queue& queue) {
 }
 
 TEST(StorageQueue, IsFirstInFirstOutAndCountsBytes) {
-  Item a(1), b(2), c(4);
+  QueueItem a(1), b(2), c(4);
   Queue queue;
-  for (Item* item : {&a, &b, &c}) queue.push(*item);
+  for (QueueItem* item : {&a, &b, &c}) queue.push(*item);
   EXPECT_EQ(queue.bytes(), 7_B);
   EXPECT_EQ(drain(queue), (std::vector<int64_t>{1, 2, 4}));
   EXPECT_EQ(queue.bytes(), 0_B);
 }
 
 TEST(StorageQueue, MembersLeaveFromAnyPlace) {
-  Item a(1), b(2), c(4), d(8);
+  QueueItem a(1), b(2), c(4), d(8);
   Queue queue;
-  for (Item* item : {&a, &b, &c, &d}) queue.push(*item);
+  for (QueueItem* item : {&a, &b, &c, &d}) queue.push(*item);
   queue.remove(b);
   queue.remove(a);
   queue.remove(d);
@@ -54,7 +54,7 @@ TEST(StorageQueue, MembersLeaveFromAnyPlace) {
 }
 
 TEST(StorageQueue, JoiningTwiceIsABug) {
-  Item a(1);
+  QueueItem a(1);
   Queue queue;
   queue.push(a);
   EXPECT_THROW(queue.push(a), InternalError);
@@ -62,18 +62,18 @@ TEST(StorageQueue, JoiningTwiceIsABug) {
 
 // Runs a pass of `units` units with one storage of 10 bytes each, and tells which of them are still there at its end.
 std::vector<int64_t> tail_of(const Departure& departure, int64_t units, std::vector<int64_t>* at_once = nullptr) {
-  std::vector<Item> items;
+  std::vector<QueueItem> items;
   for (int64_t i = 0; i < units; ++i) items.emplace_back(10);
   Queue waiting;
   const auto settle = [&](int64_t run) {
-    while (Item* oldest = waiting.front()) {
+    while (QueueItem* oldest = waiting.front()) {
       if (!departure.must_leave(run - oldest->run, waiting.bytes())) break;
       waiting.remove(*oldest);
     }
   };
   for (int64_t run = 0; run < units; ++run) {
     settle(run);
-    Item& item = items[static_cast<size_t>(run)];
+    QueueItem& item = items[static_cast<size_t>(run)];
     item.run = run;
     if (departure.leaves_at_once(run, Bytes(10 * run), 10_B)) {
       if (at_once != nullptr) at_once->push_back(run);
@@ -83,7 +83,7 @@ std::vector<int64_t> tail_of(const Departure& departure, int64_t units, std::vec
     settle(run);
   }
   std::vector<int64_t> stayed;
-  while (Item* item = waiting.front()) {
+  while (QueueItem* item = waiting.front()) {
     stayed.push_back(item->run);
     waiting.remove(*item);
   }

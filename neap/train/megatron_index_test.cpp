@@ -73,7 +73,7 @@ class MegatronTest : public ::testing::Test {
   std::filesystem::path dir_;
 };
 
-std::vector<int64_t> all(const TokenFile& file) {
+std::vector<int64_t> tokens_of(const TokenFile& file) {
   std::vector<int64_t> out(static_cast<size_t>(file.size()));
   file.read(0, out);
   return out;
@@ -85,7 +85,7 @@ TEST_F(MegatronTest, IsFoundByEitherFileAndByTheNameOfBoth) {
   for (const char* name : {"v1.2_document.bin", "v1.2_document.idx", "v1.2_document"}) {
     const TokenFile file = TokenFile::open(dir_ / name);
     EXPECT_EQ(file.name(), (dir_ / "v1.2_document.bin").string());
-    EXPECT_THAT(all(file), ElementsAre(5, 6, 7, 8, 65535));
+    EXPECT_THAT(tokens_of(file), ElementsAre(5, 6, 7, 8, 65535));
   }
   EXPECT_EQ(TokenFile::open(dir_ / "v1.2_document.bin", DataFormat::kNanoGpt, TokenType::kUint8).size(), 10);
   const MegatronIndex index = read_megatron_index(megatron_paths(dir_ / "v1.2_document"), 10);
@@ -104,7 +104,7 @@ TEST_F(MegatronTest, TokensMayHaveEveryTypeOfIntegers) {
     index.documents = {0, 2};
     index.counted_sequences = index.counted_entries = 2;
     EXPECT_EQ(error_with(index.bytes(), tokens), testing::kNoError);
-    return all(TokenFile::open(dir_ / "x.bin"));
+    return tokens_of(TokenFile::open(dir_ / "x.bin"));
   };
   EXPECT_THAT(read(1, raw<uint8_t>({1, 255})), ElementsAre(1, 255));
   EXPECT_THAT(read(2, raw<int8_t>({1, -1})), ElementsAre(1, -1));
