@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Runs every C++ test (ctest) and every Python test (pytest) of one build and says how many there were.
 
-Both run even when the first fails; the exit status is that of the worse. `make test` calls it.
+Both run even when the first fails; the exit status is that of the worse. `make test` calls it. How long a whole run that
+passed took is left in the build's test-time.json, for `make bench`.
 """
 
 import argparse
@@ -63,6 +64,8 @@ def main():
     filters = ["--tests-regex", options.regex] if options.regex else []
     if options.make and make(build, options.jobs, filters) != 0:
         return 1
+    time_path = build / "test-time.json"
+    time_path.unlink(missing_ok=True)
     began = time.monotonic()
     status, tests, failures = run_ctest(build, build / "test-results", ["--parallel", str(options.jobs), *filters])
     print(
@@ -74,9 +77,12 @@ def main():
         return status
 
     print(flush=True)
-    began = time.monotonic()
+    python_began = time.monotonic()
     python_status = run_pytest(build)
-    print(f"Python: {'passed' if python_status == 0 else 'failed'}, {time.monotonic() - began:.0f} s", flush=True)
+    ended = time.monotonic()
+    print(f"Python: {'passed' if python_status == 0 else 'failed'}, {ended - python_began:.0f} s", flush=True)
+    if not filters and status == 0 and python_status == 0:
+        time_path.write_text(json.dumps({"seconds": round(ended - began, 1)}) + "\n")
     return status or python_status
 
 
