@@ -48,8 +48,10 @@ def prepare():
     subprocess.run([sys.executable, "tools/fetch_smollm2.py", "--out", MODEL], cwd=ROOT, check=True)
     if not (ROOT / DATA).exists():
         say("Python's standard library as tokens")
-        command = [sys.executable, "tools/tokenize_text.py", "--python-stdlib", "--model", MODEL, "--out", DATA]
-        subprocess.run([*command, "--max-bytes", str(TEXT_BYTES)], cwd=ROOT, check=True)
+        command = [sys.executable, "-m", "neaptide", "tokenize", "--python-stdlib", "--model", MODEL, "--out", DATA]
+        # From the tree: it takes nothing that is compiled.
+        environment = os.environ | {"PYTHONPATH": str(ROOT / "python")}
+        subprocess.run([*command, "--max-bytes", str(TEXT_BYTES)], cwd=ROOT, env=environment, check=True)
 
 
 def train(neap, name, overrides):
