@@ -1,4 +1,7 @@
-"""`neaptide`, also as `python -m neaptide`: tools for what `neap` reads and leaves. None of them needs the extension."""
+"""`neaptide`, also as `python -m neaptide`: tools for what `neap` reads and leaves.
+
+Neither command needs the compiled extension.
+"""
 
 import argparse
 import importlib
@@ -22,7 +25,7 @@ def parse(arguments):
     parser.add_argument(
         "--cmake-prefix-path",
         action="store_true",
-        help="print the folder in which find_package(neap) finds the library",
+        help="print the folder where find_package(neap) looks",
     )
     parser.add_argument("command", nargs="?", choices=COMMANDS, help="neaptide COMMAND --help says more")
     options = parser.parse_args(arguments)
