@@ -212,6 +212,14 @@ def test_a_run_out_of_memory_shows_how_memory_ran_out(runs, tmp_path):
     text = page(runs / "short", tmp_path)
     assert '<span class="chip bad">out of memory</span>' in text
     summary = json.loads((runs / "short" / "summary.json").read_text())
+    for part in (
+        "out of memory in the ",
+        "what held the memory",
+        "optimizer state",
+        "what would lower it",
+        "offload.mode: async",
+    ):
+        assert part in re.search(r'<section class="alarm">(.*?)</section>', text, re.DOTALL)[1], part
     figure = figures(text)["memory"]["views"][0]["figure"]
     assert (
         max(numbers(traces(figure)["all kinds"]["y"])) * unit(figure)
