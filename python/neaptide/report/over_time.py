@@ -61,6 +61,16 @@ def bands(total, constant):
     ]
 
 
+def within(times, values, window):
+    """The part of a stepwise curve that lies in a window, beginning with what held there."""
+    inside = (times >= window.begin) & (times <= window.end)
+    before = np.flatnonzero(times < window.begin)[-1:]
+    return (
+        np.concatenate([np.full(len(before), window.begin), times[inside]]),
+        np.concatenate([values[before], values[inside]]),
+    )
+
+
 def memory(run, window):
     """Bytes on the device over time, by kind where a kind keeps its size, and what lies on the host meanwhile."""
     fig = figure(420, hovermode="x unified")
@@ -71,11 +81,11 @@ def memory(run, window):
     unit, size = unit_of(peak)
     end = window.begin
     for track, times, values in curves:
-        inside = (times >= window.begin) & (times <= window.end)
-        x, total = thinned(times[inside], values[inside], MOST_POINTS)
-        if len(x) < inside.sum():
+        changes, sizes = within(times, values, window)
+        x, total = thinned(changes, sizes, MOST_POINTS)
+        if len(x) < len(changes):
             notes.append(
-                f"{track}: {inside.sum():,} changes, drawn as {len(x):,} points: of each few neighbours the first, the "
+                f"{track}: {len(changes):,} changes, drawn as {len(x):,} points: of each few neighbours the first, the "
                 "lowest, the highest and the last."
             )
         end = max([end, *x[-1:]])
@@ -126,7 +136,7 @@ def add_host_bytes(fig, run, whole, size):
         x += [*curve[0][inside].tolist(), None]
         y += [*(curve[1][inside] / size).tolist(), None]
     text = [None if value is None else bytes_text(int(value * size)) for value in y]
-    line = {"color": BLUE, "width": 2}
+    line = {"color": BLUE, "width": 2, "shape": "hv"}
     hover = "%{customdata}<extra>left for the host (forward)</extra>"
     fig.add_scatter(
         x=x, y=y, mode="lines", name="left for the host (forward)", line=line, customdata=text, hovertemplate=hover
