@@ -34,13 +34,23 @@ def parse(arguments):
     return options
 
 
+def module_of(command):
+    """Imported when it is asked for: what a command needs takes time, and other commands do without."""
+    try:
+        return importlib.import_module(f"{__package__}.{command}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("neaptide"):
+            raise
+        missing = error.name.partition(".")[0]
+        raise CommandError(f"{NAME} {command} needs {missing}, which is not there: pip install {missing}") from error
+
+
 def main(arguments=None):
     """Runs the command line; returns its exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         if arguments and arguments[0] in COMMANDS:
-            # What a command imports takes time, and no other one needs it.
-            importlib.import_module(f"{__package__}.{arguments[0]}").main(arguments[1:])
+            module_of(arguments[0]).main(arguments[1:])
         elif parse(arguments).cmake_prefix_path:
             print(importlib.import_module(f"{__package__}._paths").cmake_prefix_path())
     except CommandError as error:

@@ -23,12 +23,15 @@ import json
 import os
 import sys
 import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from neaptide._command import NAME, CommandError
+
+__all__ = ["tokenize"]
 
 HEADER_WORDS = 256
 LLMC = {np.uint16: (20240520, 1), np.uint32: (20240801, 7)}  # type → magic number and version
@@ -321,8 +324,30 @@ def write(writer, tokenizer, separator, documents):
     writer.finish()
 
 
-def tokenize(model, out, files, *, file_format="llmc", separator=None, json_key="text", max_bytes=sys.maxsize):
-    """Writes `out` and returns the number of tokens in it."""
+def tokenize(
+    model: Path,
+    out: Path,
+    files: Iterable[Path],
+    *,
+    file_format: str = "llmc",
+    separator: str | None = None,
+    json_key: str = "text",
+    max_bytes: int = sys.maxsize,
+) -> int:
+    """Writes the tokens of some files, one document after another, and returns how many they are.
+
+    Args:
+        model: Hugging Face directory with the tokenizer.
+        out: path of the file to write, which ends in .bin; it appears whole or not at all.
+        files: paths of text and .jsonl files, in order.
+        file_format: "llmc", "nanogpt" or "megatron", which writes an .idx beside it.
+        separator: token after each document; None: the tokenizer's end-of-text token.
+        json_key: where a line of a .jsonl file has its text.
+        max_bytes: take no more input than this.
+
+    Raises:
+        CommandError: one of these is not as it should be, or there is no text; nothing was written.
+    """
     if file_format != "nanogpt" and out.suffix != ".bin":
         raise CommandError(f"expected a name that ends in .bin, by which neap knows tokens from text; found: {out}")
     tokenizer = load_tokenizer(model)

@@ -31,3 +31,16 @@ def test_no_command_imports_the_extension(module):
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("command", "package"), [("tokenize", "tokenizers"), ("report", "plotly")])
+def test_a_missing_package_is_named_with_the_way_to_it(command, package):
+    code = (
+        f"import sys; sys.modules['{package}'] = None; import neaptide.__main__ as m; sys.exit(m.main(['{command}']))"
+    )
+    shell = [sys.executable, "-c", code, command]
+    done = subprocess.run(shell, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"neaptide: error: neaptide {command} needs {package}, which is not there: pip install {package}\n"
+    )

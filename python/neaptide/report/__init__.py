@@ -16,9 +16,19 @@ from neaptide._command import NAME, CommandError
 from neaptide.report.page import page_of
 from neaptide.report.run_directory import read_run_directory
 
+__all__ = ["report"]
 
-def report(run_directory, out=None):
-    """Writes the page about a run directory to `out`, report.html in it by default, and returns where it is."""
+
+def report(run_directory: str | Path, out: str | Path | None = None) -> Path:
+    """Writes the page about a run directory and returns where it is.
+
+    Args:
+        run_directory: what `neap train` left in log.dir.
+        out: file to write; None: report.html in the run directory.
+
+    Raises:
+        CommandError: the directory is damaged or not of a run, or the page cannot be written.
+    """
     run_directory = Path(run_directory)
     run = read_run_directory(run_directory)
     out = Path(out) if out else run_directory / "report.html"
