@@ -4,7 +4,7 @@
 #   make quickstart   a model that does not fit, trained: three runs and a table
 #   make test         build, then every C++ and Python test
 #   make bench        every benchmark, into benchmarks/results.json and results.md
-#   make lint         formatting, ruff, layers, thread-safety analysis, clang-tidy
+#   make lint         formatting, ruff, layers, documentation, thread-safety analysis, clang-tidy
 #   make asan         tests under AddressSanitizer and UndefinedBehaviorSanitizer
 #   make tsan         torch-free tests under ThreadSanitizer
 #   make build        what `make test` builds, without running it

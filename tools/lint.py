@@ -113,6 +113,8 @@ def main():
     lint.check("ruff", [[sys.executable, "-m", "ruff", "check", "."]])
     lint.check("ruff format", [[sys.executable, "-m", "ruff", "format", "--check", "."]])
     lint.check("layers", [[sys.executable, "tools/check_layers.py"]])
+    site = ["--site-dir", str((options.build / "site").resolve())]
+    lint.check("documentation", [[sys.executable, "-m", "mkdocs", "build", "--strict", *site]])
     analysis = ["clang++", "-std=c++20", "-fsyntax-only", "-Wthread-safety", "-Werror"]
     lint.check("thread safety", [[*analysis, *compiled[name], name] for name in torch_free])
     lint.check("clang-tidy", torch_free, Tidy(options.build, compiled))

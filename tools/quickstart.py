@@ -6,7 +6,7 @@
 3. the same, with offload         fits; losses and gradient norms equal run 1 to the last bit
 
 `make quickstart` calls it after building. Exit status 1 when a run did not do what is said above. The numbers go to
-runs/quickstart/summary.json, traces and metrics beside it.
+runs/quickstart/summary.json, traces and metrics beside it, and a page about the third run to offload/report.html there.
 """
 
 import argparse
@@ -41,6 +41,12 @@ def say(text):
     print(f"\n── {text}", flush=True)
 
 
+def neaptide(*arguments):
+    """The command of the Python package, from the tree: it takes nothing that is compiled."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "python")}
+    subprocess.run([sys.executable, "-m", "neaptide", *map(str, arguments)], cwd=ROOT, env=environment, check=True)
+
+
 def prepare():
     """The model and the tokens, made once."""
     if not (ROOT / MODEL / "model.safetensors").exists():
@@ -48,8 +54,7 @@ def prepare():
     subprocess.run([sys.executable, "tools/fetch_smollm2.py", "--out", MODEL], cwd=ROOT, check=True)
     if not (ROOT / DATA).exists():
         say("Python's standard library as tokens")
-        command = [sys.executable, "tools/tokenize_text.py", "--python-stdlib", "--model", MODEL, "--out", DATA]
-        subprocess.run([*command, "--max-bytes", str(TEXT_BYTES)], cwd=ROOT, check=True)
+        neaptide("tokenize", "--python-stdlib", "--model", MODEL, "--out", DATA, "--max-bytes", TEXT_BYTES)
 
 
 def train(neap, name, overrides):
@@ -141,6 +146,8 @@ def main():
     table(runs)
     print(f"\nTraces (open in ui.perfetto.dev) and metrics: {RUNS}{os.sep}*{os.sep}trace.json, metrics.jsonl")
     print(f"Numbers: {RUNS / 'summary.json'}")
+    print("The third run as a page for a browser: ", end="", flush=True)
+    neaptide("report", RUNS / "offload")
     found = problems(codes, runs)
     for problem in found:
         print(f"quickstart: {problem}", file=sys.stderr)

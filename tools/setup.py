@@ -22,7 +22,9 @@ PYTHON = VENV / "bin" / "python"
 STAMP = VENV / ".neap-setup"
 MINIMUM_TORCH = (2, 11)
 TORCH_TO_INSTALL = "torch==2.13.0"
+LINT_STAMP = VENV / ".neap-setup-lint"
 REQUIREMENTS = [ROOT / "tools" / "requirements.txt", ROOT / "tools" / "requirements-nodeps.txt"]
+DOCS_REQUIREMENTS = ROOT / "tools" / "requirements-docs.txt"
 
 # Asks an interpreter where its torch lies. Importing torch would take seconds; a library is enough to know it is whole.
 FIND_TORCH = """
@@ -163,6 +165,17 @@ def ensure_python():
     STAMP.write_text(stamp)
 
 
+def ensure_documentation():
+    """What builds the site. Made anew with the environment, whose stamp is part of its own."""
+    key = "\n".join(path.read_text() for path in (STAMP, DOCS_REQUIREMENTS))
+    stamp = hashlib.sha256(key.encode()).hexdigest()
+    if LINT_STAMP.exists() and LINT_STAMP.read_text() == stamp:
+        return
+    say("installing what builds the documentation")
+    pip("--requirement", DOCS_REQUIREMENTS)
+    LINT_STAMP.write_text(stamp)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lint", action="store_true", help="also what `make lint` needs")
@@ -170,6 +183,8 @@ def main():
     try:
         ensure_packages({"build", "lint"} if options.lint else {"build"})
         ensure_python()
+        if options.lint:
+            ensure_documentation()
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1

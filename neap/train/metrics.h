@@ -89,7 +89,8 @@ std::vector<std::pair<std::string_view, double>> scalars(const StepMetrics& metr
 
 // One JSON object; a number that is not finite becomes null, as JSON has no word for it.
 std::string to_json_line(const StepMetrics& metrics);
-std::string to_json(const RunSummary& summary);
+// `message`: why the run ended early, for people; empty becomes null.
+std::string to_json(const RunSummary& summary, const std::string& message = "");
 
 // Appends a line per step and flushes it, so that a run can be watched and a killed one leaves what it had.
 class MetricsFile {

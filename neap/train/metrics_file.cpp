@@ -67,7 +67,7 @@ std::string to_json_line(const StepMetrics& m) {
       .dump();
 }
 
-std::string to_json(const RunSummary& summary) {
+std::string to_json(const RunSummary& summary, const std::string& message) {
   const StepMetrics total = summary.totals();
   const StepMetrics* fullest = summary.fullest_step();
   Json losses = Json::array();
@@ -78,6 +78,7 @@ std::string to_json(const RunSummary& summary) {
   }
   return Json{{"name", summary.name},
               {"status", to_string(summary.status)},
+              {"message", message.empty() ? Json() : Json(message)},
               {"capacity_bytes", or_null(summary.capacity)},
               {"out_of_memory", summary.status == RunStatus::kOutOfMemory},
               {"peak_bytes", or_null(summary.peak)},

@@ -44,6 +44,8 @@ TEST(Metrics, ASummarySumsBytesAndTakesTheMedianAfterTheFirstStep) {
   EXPECT_EQ(json["out_of_memory"], false);
   EXPECT_EQ(json["ratio"], 0.99);
   EXPECT_TRUE(json["capacity_bytes"].is_null());
+  EXPECT_TRUE(json["message"].is_null());
+  EXPECT_EQ(nlohmann::json::parse(to_json(two_steps(), "why"))["message"], "why");
 }
 
 TEST(Metrics, TheMedianOfAnEvenNumberIsTheMiddle) {

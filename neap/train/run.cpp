@@ -313,7 +313,7 @@ RunResult run(const RunConfig& given, const Shell& shell) {
     }
   });
   if (!writes(shell)) return result;
-  write_file(dir / "summary.json", to_json(result.summary));
+  write_file(dir / "summary.json", to_json(result.summary, result.message));
   if (shell.recorder != nullptr) {
     std::ofstream trace(dir / "trace.json", std::ios::binary);
     trace::write_chrome_json(*shell.recorder, trace);

@@ -2,12 +2,10 @@
 
 import json
 import struct
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from neap_command import ROOT
+from neaptide_command import neaptide
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -86,7 +84,7 @@ def test_adapters_that_cannot_be(workspace, arguments, message):
 
 
 def test_tokenised_lines_of_json_train(workspace):
-    """tools/tokenize_text.py, from the tokenizer of a model directory to a run."""
+    """`neaptide tokenize`, from the tokenizer of a model directory to a run."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:255]
     tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -94,6 +92,7 @@ def test_tokenised_lines_of_json_train(workspace):
     tokenizer.save(str(workspace.path / "model" / "tokenizer.json"))
     lines = [json.dumps({"text": "some words and some more " * 10}) for _ in range(8)]
     (workspace.path / "web.jsonl").write_text("\n".join(lines))
-    command = [sys.executable, ROOT / "tools" / "tokenize_text.py", "--model", "model", "--out", "web.bin"]
-    subprocess.run([*command, "--format", "megatron", "web.jsonl"], cwd=workspace.path, check=True)
+    arguments = ["--model", "model", "--out", "web.bin", "--format", "megatron", "web.jsonl"]
+    done = neaptide("tokenize", *arguments, cwd=workspace.path)
+    assert done.returncode == 0, done.stderr
     assert workspace.train("--data.path=web").code == 0

@@ -102,6 +102,7 @@ def test_a_model_that_does_not_fit_is_reported_and_fits_with_offload(workspace):
         assert part in short.err
     summary = workspace.summary("short")
     assert (summary["out_of_memory"], summary["status"]) == (True, "out_of_memory")
+    assert short.err.strip() == f"neap: {summary['message']}".strip()
     assert summary["capacity_bytes"] == capacity and summary["peak_bytes"] <= capacity
 
     fitted = workspace.train("--log.dir=fitted", limit, "--offload.mode=async")

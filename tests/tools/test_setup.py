@@ -82,3 +82,20 @@ def test_lint_asks_for_more_than_building():
     assert "ninja-build" in building
     assert "clang-tidy" not in building
     assert set(linting) - set(building) == {"clang", "clang-format", "clang-tidy"}
+
+
+def test_what_builds_the_documentation_is_installed_once_and_again_when_it_changes(tmp_path, monkeypatch):
+    for name in "STAMP", "LINT_STAMP", "DOCS_REQUIREMENTS":
+        monkeypatch.setattr(setup, name, tmp_path / name)
+    (tmp_path / "STAMP").write_text("an environment")
+    (tmp_path / "DOCS_REQUIREMENTS").write_text("mkdocs==1")
+    asked = []
+    monkeypatch.setattr(setup, "pip", lambda *arguments: asked.append(arguments))
+    setup.ensure_documentation()
+    setup.ensure_documentation()
+    assert asked == [("--requirement", tmp_path / "DOCS_REQUIREMENTS")]
+    (tmp_path / "DOCS_REQUIREMENTS").write_text("mkdocs==2")
+    setup.ensure_documentation()
+    (tmp_path / "STAMP").write_text("another environment")
+    setup.ensure_documentation()
+    assert len(asked) == 3

@@ -1,9 +1,8 @@
-#!/usr/bin/env python3
 """Turns texts into a file of tokens for `neap train`, with the tokenizer of a Hugging Face model directory.
 
-    tools/tokenize_text.py --model models/smollm2-135m --out data/notes.bin notes/ more.txt
-    tools/tokenize_text.py --model models/smollm2-135m --out data/web.bin --format megatron web.jsonl
-    tools/tokenize_text.py --model models/smollm2-135m --out data/python.bin --python-stdlib
+    neaptide tokenize --model models/smollm2-135m --out data/notes.bin notes/ more.txt
+    neaptide tokenize --model models/smollm2-135m --out data/web.bin --format megatron web.jsonl
+    neaptide tokenize --model models/smollm2-135m --out data/python.bin --python-stdlib
 
 A document is a text file, or a line of a .jsonl file: an object whose key `text` (--json-key) holds the text. Each is
 followed by one separator token, the tokenizer's own end-of-text token unless --separator names another.
@@ -24,10 +23,15 @@ import json
 import os
 import sys
 import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
+
+from neaptide._command import NAME, CommandError
+
+__all__ = ["tokenize"]
 
 HEADER_WORDS = 256
 LLMC = {np.uint16: (20240520, 1), np.uint32: (20240801, 7)}  # type → magic number and version
@@ -38,10 +42,6 @@ SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>")
 PIECE_BYTES = 1 << 16  # of one text file, tokenised at a time: small enough for several cores to share a batch
 BATCH_CHARACTERS = 1 << 19  # of texts, handed to the tokenizer at a time
 INDEX_ENTRIES = 1 << 16  # of the index, held in memory at a time
-
-
-class TokenizeError(Exception):
-    """What the reader of the message can mend."""
 
 
 # ---- texts
@@ -58,7 +58,7 @@ def files_below(paths):
     found = []
     for path in paths:
         if not path.exists():
-            raise TokenizeError(f"expected a file or a folder; not found: {path}")
+            raise CommandError(f"expected a file or a folder; not found: {path}")
         found += [p for p in sorted(path.rglob("*")) if p.is_file()] if path.is_dir() else [path]
     return found
 
@@ -106,10 +106,10 @@ def texts_of_lines(path, key, most):
             try:
                 value = json.loads(line)
             except ValueError as error:
-                raise TokenizeError(f"{path}:{number}: expected a JSON object; {error}") from error
+                raise CommandError(f"{path}:{number}: expected a JSON object; {error}") from error
             text = value.get(key) if isinstance(value, dict) else None
             if not isinstance(text, str):
-                raise TokenizeError(f'{path}:{number}: expected an object with a text under "{key}" (see --json-key)')
+                raise CommandError(f'{path}:{number}: expected an object with a text under "{key}" (see --json-key)')
             yield text
 
 
@@ -122,7 +122,7 @@ def read_documents(files, key, max_bytes):
         if path.suffix == ".jsonl":
             yield from ((text, True) for text in texts_of_lines(path, key, left) if text)
         elif not is_utf8(path, left):
-            print(f"tokenize_text: skipped, not UTF-8: {path}", file=sys.stderr)
+            print(f"{NAME}: skipped, not UTF-8: {path}", file=sys.stderr)
             continue
         else:
             last = None
@@ -181,12 +181,12 @@ def load_tokenizer(model):
     if path.exists():
         return FastTokenizer(Tokenizer.from_file(str(path)))
     if not (model / "tokenizer_config.json").exists():
-        raise TokenizeError(f"expected a Hugging Face model directory with tokenizer.json; not found: {path}")
+        raise CommandError(f"expected a Hugging Face model directory with tokenizer.json; not found: {path}")
     transformers = importlib.import_module("transformers")  # takes seconds, and few need it
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(model, local_files_only=True)
     except Exception as error:  # whatever the tokenizer of that name needs
-        raise TokenizeError(f"transformers cannot load the tokenizer of {model}: {error}") from error
+        raise CommandError(f"transformers cannot load the tokenizer of {model}: {error}") from error
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return FastTokenizer(backend) if isinstance(backend, Tokenizer) else SlowTokenizer(tokenizer)
 
@@ -204,7 +204,7 @@ def separator_of(tokenizer, model, wanted):
         token_id = tokenizer.token_to_id(token)
         if token_id is not None:
             return token_id
-    raise TokenizeError(f"the tokenizer has no token {', '.join(candidates)}; choose one with --separator")
+    raise CommandError(f"the tokenizer has no token {', '.join(candidates)}; choose one with --separator")
 
 
 def width_of(vocabulary, file_format):
@@ -260,7 +260,7 @@ class TokenWriter:
     def finish(self):
         if self.with_header:
             if self.tokens > LLMC_MOST:
-                raise TokenizeError(
+                raise CommandError(
                     f"llm.c's header counts to {LLMC_MOST} tokens; these are {self.tokens}: choose another --format"
                 )
             self.bin.file.seek(0)
@@ -320,14 +320,36 @@ def write(writer, tokenizer, separator, documents):
                 writer.add([separator])
                 writer.end_document()
     if writer.tokens == 0:
-        raise TokenizeError("expected some text; all files were empty")
+        raise CommandError("expected some text; all files were empty")
     writer.finish()
 
 
-def tokenize(model, out, files, *, file_format="llmc", separator=None, json_key="text", max_bytes=sys.maxsize):
-    """Writes `out` and returns the number of tokens in it."""
+def tokenize(
+    model: Path,
+    out: Path,
+    files: Iterable[Path],
+    *,
+    file_format: str = "llmc",
+    separator: str | None = None,
+    json_key: str = "text",
+    max_bytes: int = sys.maxsize,
+) -> int:
+    """Writes the tokens of some files, one document after another, and returns how many they are.
+
+    Args:
+        model: Hugging Face directory with the tokenizer.
+        out: path of the file to write, which ends in .bin; it appears whole or not at all.
+        files: paths of text and .jsonl files, in order.
+        file_format: "llmc", "nanogpt" or "megatron", which writes an .idx beside it.
+        separator: token after each document; None: the tokenizer's end-of-text token.
+        json_key: where a line of a .jsonl file has its text.
+        max_bytes: take no more input than this.
+
+    Raises:
+        CommandError: one of these is not as it should be, or there is no text; nothing was written.
+    """
     if file_format != "nanogpt" and out.suffix != ".bin":
-        raise TokenizeError(f"expected a name that ends in .bin, by which neap knows tokens from text; found: {out}")
+        raise CommandError(f"expected a name that ends in .bin, by which neap knows tokens from text; found: {out}")
     tokenizer = load_tokenizer(model)
     separator = separator_of(tokenizer, model, separator)
     dtype = width_of(tokenizer.get_vocab_size(), file_format)
@@ -339,8 +361,10 @@ def tokenize(model, out, files, *, file_format="llmc", separator=None, json_key=
     return writer.tokens
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse(arguments):
+    parser = argparse.ArgumentParser(
+        prog=f"{NAME} tokenize", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "paths", nargs="*", type=Path, help="text and .jsonl files, and folders whose files are all taken"
     )
@@ -354,24 +378,22 @@ def main():
     )
     parser.add_argument("--json-key", default="text", help="where a line of a .jsonl file has its text")
     parser.add_argument("--max-bytes", type=int, default=sys.maxsize, help="take no more input than this")
-    arguments = parser.parse_args()
-    try:
-        files = files_below(arguments.paths) + (python_sources() if arguments.python_stdlib else [])
-        if not files:
-            raise TokenizeError("expected text files, folders, or --python-stdlib; found none")
-        count = tokenize(
-            arguments.model,
-            arguments.out,
-            files,
-            file_format=arguments.format,
-            separator=arguments.separator,
-            json_key=arguments.json_key,
-            max_bytes=arguments.max_bytes,
-        )
-    except TokenizeError as error:
-        sys.exit(f"tokenize_text: {error}")
-    print(f"{arguments.out}: {count} tokens")
+    return parser.parse_args(arguments)
 
 
-if __name__ == "__main__":
-    main()
+def main(arguments=None):
+    """`neaptide tokenize`."""
+    options = parse(arguments)
+    files = files_below(options.paths) + (python_sources() if options.python_stdlib else [])
+    if not files:
+        raise CommandError("expected text files, folders, or --python-stdlib; found none")
+    count = tokenize(
+        options.model,
+        options.out,
+        files,
+        file_format=options.format,
+        separator=options.separator,
+        json_key=options.json_key,
+        max_bytes=options.max_bytes,
+    )
+    print(f"{options.out}: {count} tokens")

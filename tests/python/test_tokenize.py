@@ -1,6 +1,5 @@
-"""tools/tokenize_text.py: the files it writes, and the errors it gives."""
+"""`neaptide tokenize`: the files it writes, and the errors it gives."""
 
-import importlib.util
 import os
 import struct
 import subprocess
@@ -9,15 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from neaptide_command import command, environment, neaptide
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "tools" / "tokenize_text.py"
-SEPARATOR = 256
+from neaptide import tokenize
 
-spec = importlib.util.spec_from_file_location("tokenize_text", SCRIPT)
-tokenize_text = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tokenize_text)
+A_TEXT = Path(__file__)
+SEPARATOR = 256
 
 
 @pytest.fixture
@@ -35,9 +32,7 @@ def model(tmp_path):
 
 
 def run(*arguments):
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), *map(str, arguments)], check=False, capture_output=True, text=True
-    )
+    return neaptide("tokenize", *arguments)
 
 
 def test_texts_become_tokens_with_a_separator_after_each(model, tmp_path):
@@ -70,14 +65,14 @@ def test_nanogpt_format_has_no_header_and_max_bytes_cuts(model, tmp_path):
 
 
 def test_a_large_vocabulary_takes_four_bytes(tmp_path):
-    writer = tokenize_text.TokenWriter(tmp_path / "x.bin", tokenize_text.width_of(70001, "llmc"), with_header=True)
+    writer = tokenize.TokenWriter(tmp_path / "x.bin", tokenize.width_of(70001, "llmc"), with_header=True)
     writer.add([1])
     writer.add([70000])
     writer.finish()
     raw = (tmp_path / "x.bin").read_bytes()
     assert list(np.frombuffer(raw[:12], dtype="<i4")) == [20240801, 7, 2]
     assert list(np.frombuffer(raw[1024:], dtype="<u4")) == [1, 70000]
-    assert tokenize_text.width_of(70001, "megatron") is np.int32
+    assert tokenize.width_of(70001, "megatron") is np.int32
 
 
 def parse_index(raw):
@@ -103,8 +98,8 @@ def test_lines_of_json_become_a_megatron_file_with_its_index(model, tmp_path, mo
     index = (tmp_path / "x.idx").read_bytes()
     assert parse_index(index) == (1, 8, [4, 5, 3], [0, 8, 18], [0, 1, 2, 3])
 
-    monkeypatch.setattr(tokenize_text, "INDEX_ENTRIES", 2)  # in several parts
-    tokenize_text.tokenize(model, out, [lines], file_format="megatron", json_key="body")
+    monkeypatch.setattr(tokenize, "INDEX_ENTRIES", 2)  # in several parts
+    tokenize.tokenize(model, out, [lines], file_format="megatron", json_key="body")
     assert (tmp_path / "x.idx").read_bytes() == index
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "web.jsonl", "x.bin", "x.idx"]
 
@@ -112,20 +107,20 @@ def test_lines_of_json_become_a_megatron_file_with_its_index(model, tmp_path, mo
 def test_a_long_text_is_one_document_whose_pieces_end_with_lines(model, tmp_path, monkeypatch):
     text = tmp_path / "a.txt"
     text.write_text("äöü\n" * 10 + "end")
-    monkeypatch.setattr(tokenize_text, "PIECE_BYTES", 9)  # within a letter
-    pieces = list(tokenize_text.read_documents([text], "text", sys.maxsize))
+    monkeypatch.setattr(tokenize, "PIECE_BYTES", 9)  # within a letter
+    pieces = list(tokenize.read_documents([text], "text", sys.maxsize))
     assert len(pieces) > 5
     assert "".join(piece for piece, _ in pieces) == text.read_text()
     assert all(piece.endswith("\n") for piece, _ in pieces[:-1])
     assert [ends for _, ends in pieces] == [False] * (len(pieces) - 1) + [True]
-    tokenize_text.tokenize(model, tmp_path / "pieces.bin", [text])
+    tokenize.tokenize(model, tmp_path / "pieces.bin", [text])
     monkeypatch.undo()
-    tokenize_text.tokenize(model, tmp_path / "whole.bin", [text])
+    tokenize.tokenize(model, tmp_path / "whole.bin", [text])
     assert (tmp_path / "pieces.bin").read_bytes() == (tmp_path / "whole.bin").read_bytes()
 
 
 def peak_kilobytes(*arguments):
-    process = subprocess.Popen([sys.executable, str(SCRIPT), *map(str, arguments)], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command("tokenize", *arguments), env=environment(), stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0
@@ -149,7 +144,7 @@ def test_the_tokenizers_own_end_of_text_is_the_separator(model, tmp_path):
     for written in '"<eot>"', '{"content": "<eot>", "lstrip": false}':
         (model / "tokenizer_config.json").write_text(f'{{"eos_token": {written}}}')
         (tmp_path / "a.txt").write_text("a")
-        tokenize_text.tokenize(model, tmp_path / "x.bin", [tmp_path / "a.txt"])
+        tokenize.tokenize(model, tmp_path / "x.bin", [tmp_path / "a.txt"])
         assert np.frombuffer((tmp_path / "x.bin").read_bytes()[1024:], dtype="<u2")[-1] == SEPARATOR + 1
 
 
@@ -157,13 +152,13 @@ def test_the_tokenizers_own_end_of_text_is_the_separator(model, tmp_path):
 def test_a_bad_line_of_json_is_named(model, tmp_path, line):
     (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n' + line)
     done = run("--model", model, "--out", tmp_path / "x.bin", tmp_path / "a.jsonl")
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"tokenize_text: {tmp_path}/a.jsonl:2: expected")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"neaptide: error: {tmp_path}/a.jsonl:2: expected")
     assert not (tmp_path / "x.bin").exists()
 
 
 def test_pythons_own_sources_are_found_and_hold_no_packages():
-    sources = tokenize_text.python_sources()
+    sources = tokenize.python_sources()
     names = [path.name for path in sources]
     assert "argparse.py" in names
     assert sources == sorted(sources)
@@ -175,19 +170,19 @@ def test_pythons_own_sources_are_found_and_hold_no_packages():
     [
         (["--out", "x.bin", "nothing.txt"], "not found: nothing.txt"),
         (["--out", "x.bin"], "expected text files"),
-        (["--out", "x.tokens", SCRIPT], "ends in .bin"),
-        (["--out", "x.bin", "--separator", "<eof>", SCRIPT], "no token <eof>"),
-        (["--out", "x.bin", "--max-bytes", 0, SCRIPT], "all files were empty"),
+        (["--out", "x.tokens", A_TEXT], "ends in .bin"),
+        (["--out", "x.bin", "--separator", "<eof>", A_TEXT], "no token <eof>"),
+        (["--out", "x.bin", "--max-bytes", 0, A_TEXT], "all files were empty"),
     ],
 )
 def test_mistakes_are_one_clear_line(model, arguments, text):
     done = run("--model", model, *arguments)
-    assert done.returncode == 1
-    assert done.stderr.startswith("tokenize_text: ")
+    assert done.returncode == 2
+    assert done.stderr.startswith("neaptide: error: ")
     assert text in done.stderr
 
 
 def test_a_folder_without_tokenizer_is_named(tmp_path):
-    done = run("--model", tmp_path, "--out", tmp_path / "x.bin", SCRIPT)
-    assert done.returncode == 1
+    done = run("--model", tmp_path, "--out", tmp_path / "x.bin", A_TEXT)
+    assert done.returncode == 2
     assert f"{tmp_path}/tokenizer.json" in done.stderr

@@ -1,0 +1,1 @@
+"""Neaptide: the memory engine under a training run."""
