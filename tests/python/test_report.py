@@ -19,6 +19,7 @@ from neaptide.report.trace import FIRST_LINE, Spans, Trace, Window, merge, merge
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cli"))
 from neap_command import Workspace, binary
+from test_hyperparallel_664 import CONFIG as DEEPSEEK
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +192,19 @@ def test_ranks_of_one_world_are_one_page(runs, tmp_path):
     found = figures(text)
     assert "collectives" in traces(found["timeline"]["views"][2]["figure"])
     assert "Parameters come and go" in found["memory"]["views"][0]["notes"][0]
+
+
+def test_the_load_of_experts_is_that_of_the_last_step(tmp_path):
+    workspace = Workspace(tmp_path)
+    (tmp_path / "model" / "config.json").write_text(
+        json.dumps(DEEPSEEK | {"num_hidden_layers": 3, "first_k_dense_replace": 1})
+    )
+    assert workspace.train("--model.init=random", "--device.type=cpu").code == 0
+    (heat,) = figures(page(tmp_path / "out", tmp_path))["experts"]["data"]
+    load = metrics(tmp_path / "out")[-1]["expert_load"]
+    assert heat["customdata"] == load
+    for share, layer in zip(heat["z"], load, strict=True):
+        assert share == pytest.approx([count * len(layer) / sum(layer) for count in layer])
 
 
 def test_a_run_without_a_trace_says_how_to_get_one(runs, tmp_path):
