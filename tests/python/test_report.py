@@ -248,6 +248,31 @@ def test_a_run_that_has_not_ended_can_be_looked_at(copy, tmp_path):
     assert ">still running, or killed</span>" in page(directory, tmp_path)
 
 
+def test_a_run_that_went_on_shows_all_its_steps(tmp_path):
+    workspace = Workspace(tmp_path)
+    keep = ["--checkpoint.every=2", "--checkpoint.resume=auto", "--log.trace=true"]
+    assert workspace.train(*keep, "--train.steps=2").code == 0
+    assert workspace.train(*keep, "--train.steps=4").code == 0
+    found = figures(page(tmp_path / "out", tmp_path))
+    loss = traces(found["training"])["loss"]
+    assert numbers(loss["x"]) == [1, 2, 3, 4]
+    assert numbers(loss["y"]) == [step["loss"] for step in metrics(tmp_path / "out")]
+    assert len(found["timeline"]["views"]) == 3  # the trace is of the steps since: 3 and 4
+    assert found["timeline"]["views"][1]["notes"][0].startswith("step 3: ")
+
+
+def test_steps_that_were_skipped_are_gaps(tmp_path):
+    workspace = Workspace(tmp_path)
+    wild = ["--optim.lr=1000", "--optim.clip=0", "--train.steps=50", "--train.non_finite=skip", "--device.type=cpu"]
+    assert workspace.train(*wild).code == 0
+    steps = metrics(tmp_path / "out")
+    skipped = [step["step"] for step in steps if step["loss"] is None or step["grad_norm"] is None]
+    assert skipped
+    curves = traces(figures(page(tmp_path / "out", tmp_path))["training"])
+    for name, key in ("loss", "loss"), ("gradient norm", "grad_norm"):
+        assert numbers(curves[name]["y"]) == [step[key] for step in steps if step[key] is not None]
+
+
 def test_the_run_file_is_there_and_harmless(copy, tmp_path):
     directory = copy("plain")
     config = directory / "config.yaml"
