@@ -17,6 +17,7 @@ DOCS = "docs/"
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]\n]*(?:`[^`]*`)?[^\]\n]*)\]\((?P<target>[^)\s]+)\)")
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
 LANGUAGES = {".h": "cpp", ".cpp": "cpp", ".py": "python", ".yaml": "yaml", ".toml": "toml", ".txt": "text"}
+SHIM = '<script src="https://unpkg.com/iframe-worker/shim"></script>'
 API_MARK = "<!-- modules of the package -->"
 
 
@@ -71,10 +72,35 @@ def rewritten(page, text):
 def page_of_source(path):
     text = (ROOT / path).read_text(encoding="utf-8")
     if path.endswith(".md"):
-        return rewritten(path, text)
+        without_contents = "" if "\n## " in text else "---\nhide: [toc]\n---\n"
+        return without_contents + rewritten(path, text)
     fence = "`" * 8
     head = f"---\nhide: [toc]\nsearch:\n  exclude: true\n---\n# {path}\n\n"
     return f"{head}{fence}{LANGUAGES.get(Path(path).suffix, '')}\n{text}\n{fence}\n"
+
+
+def sections(entries):
+    """(name, its entries) of every section of the navigation, from the outside in."""
+    for entry in entries:
+        for name, value in entry.items() if isinstance(entry, dict) else ():
+            if isinstance(value, list):
+                yield name, value
+                yield from sections(value)
+
+
+def on_config(config):
+    """Gives pages that the navigation does not name a place in it: decisions with decisions, others in the guide."""
+    by_name = dict(sections(config["nav"]))
+    named = {page for entries in by_name.values() for entry in entries for page in places_of(entry)}
+    for path in sorted((ROOT / DOCS).rglob("*.md")):
+        page = path.relative_to(ROOT / DOCS).as_posix()
+        if page not in named:
+            by_name["Decisions" if page.startswith("decisions/") else "Guide"].append(page)
+    return config
+
+
+def places_of(entry):
+    return [entry] if isinstance(entry, str) else [value for value in entry.values() if isinstance(value, str)]
 
 
 def on_files(files, config):
@@ -116,3 +142,14 @@ def on_page_markdown(markdown, page, config, files):
         return markdown
     modules = "\n\n".join(f"## `{name}`\n\n::: {name}" for name in public_modules())
     return rewritten(DOCS + page.file.src_uri, markdown).replace(API_MARK, modules)
+
+
+def on_post_page(output, page, config):
+    """Leaves out what the theme would fetch from elsewhere, a search that works from the disk; the pages do without."""
+    del page, config
+    return output.replace(SHIM, "")
+
+
+def on_post_template(output, template_name, config):
+    del template_name, config
+    return output.replace(SHIM, "")

@@ -45,6 +45,13 @@ def module_of(command):
         raise CommandError(f"{NAME} {command} needs {missing}, which is not there: pip install {missing}") from error
 
 
+def prefix_path():
+    try:
+        return importlib.import_module(f"{__package__}._paths").cmake_prefix_path()
+    except FileNotFoundError as error:
+        raise CommandError(str(error).removeprefix(f"{NAME}: ")) from error
+
+
 def main(arguments=None):
     """Runs the command line; returns its exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
@@ -52,7 +59,7 @@ def main(arguments=None):
         if arguments and arguments[0] in COMMANDS:
             module_of(arguments[0]).main(arguments[1:])
         elif parse(arguments).cmake_prefix_path:
-            print(importlib.import_module(f"{__package__}._paths").cmake_prefix_path())
+            print(prefix_path())
     except CommandError as error:
         print(f"{NAME}: error: {error}", file=sys.stderr)
         return USER_ERROR

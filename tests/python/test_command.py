@@ -2,9 +2,12 @@
 
 import subprocess
 import sys
+import types
 
 import pytest
 from neaptide_command import environment, neaptide
+
+import neaptide.__main__ as command_line
 
 
 def test_help_names_the_commands():
@@ -44,3 +47,17 @@ def test_a_missing_package_is_named_with_the_way_to_it(command, package):
     assert done.stderr == (
         f"neaptide: error: neaptide {command} needs {package}, which is not there: pip install {package}\n"
     )
+
+
+def test_the_cmake_prefix_is_that_of_the_installation(monkeypatch, capsys):
+    def nowhere():
+        raise FileNotFoundError("neaptide: expected the CMake package in lib; found none")
+
+    paths = types.SimpleNamespace(cmake_prefix_path=lambda: "/opt/site-packages/neaptide")
+    monkeypatch.setitem(sys.modules, "neaptide._paths", paths)
+    assert command_line.main(["--cmake-prefix-path"]) == 0
+    paths.cmake_prefix_path = nowhere
+    assert command_line.main(["--cmake-prefix-path"]) == 2
+    said = capsys.readouterr()
+    assert said.out == "/opt/site-packages/neaptide\n"
+    assert said.err == "neaptide: error: expected the CMake package in lib; found none\n"

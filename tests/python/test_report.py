@@ -19,6 +19,7 @@ from neaptide.report.trace import FIRST_LINE, Spans, Trace, Window, merge, merge
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cli"))
 from neap_command import Workspace, binary
+from test_hyperparallel_664 import CONFIG as DEEPSEEK
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +194,19 @@ def test_ranks_of_one_world_are_one_page(runs, tmp_path):
     assert "Parameters come and go" in found["memory"]["views"][0]["notes"][0]
 
 
+def test_the_load_of_experts_is_that_of_the_last_step(tmp_path):
+    workspace = Workspace(tmp_path)
+    (tmp_path / "model" / "config.json").write_text(
+        json.dumps(DEEPSEEK | {"num_hidden_layers": 3, "first_k_dense_replace": 1})
+    )
+    assert workspace.train("--model.init=random", "--device.type=cpu").code == 0
+    (heat,) = figures(page(tmp_path / "out", tmp_path))["experts"]["data"]
+    load = metrics(tmp_path / "out")[-1]["expert_load"]
+    assert heat["customdata"] == load
+    for share, layer in zip(heat["z"], load, strict=True):
+        assert share == pytest.approx([count * len(layer) / sum(layer) for count in layer])
+
+
 def test_a_run_without_a_trace_says_how_to_get_one(runs, tmp_path):
     text = page(runs / "plain", tmp_path)
     assert text.count("--log.trace=true") == 2
@@ -232,6 +246,31 @@ def test_a_run_that_has_not_ended_can_be_looked_at(copy, tmp_path):
     directory = copy("plain")
     (directory / "summary.json").unlink()
     assert ">still running, or killed</span>" in page(directory, tmp_path)
+
+
+def test_a_run_that_went_on_shows_all_its_steps(tmp_path):
+    workspace = Workspace(tmp_path)
+    keep = ["--checkpoint.every=2", "--checkpoint.resume=auto", "--log.trace=true"]
+    assert workspace.train(*keep, "--train.steps=2").code == 0
+    assert workspace.train(*keep, "--train.steps=4").code == 0
+    found = figures(page(tmp_path / "out", tmp_path))
+    loss = traces(found["training"])["loss"]
+    assert numbers(loss["x"]) == [1, 2, 3, 4]
+    assert numbers(loss["y"]) == [step["loss"] for step in metrics(tmp_path / "out")]
+    assert len(found["timeline"]["views"]) == 3  # the trace is of the steps since: 3 and 4
+    assert found["timeline"]["views"][1]["notes"][0].startswith("step 3: ")
+
+
+def test_steps_that_were_skipped_are_gaps(tmp_path):
+    workspace = Workspace(tmp_path)
+    wild = ["--optim.lr=1000", "--optim.clip=0", "--train.steps=50", "--train.non_finite=skip", "--device.type=cpu"]
+    assert workspace.train(*wild).code == 0
+    steps = metrics(tmp_path / "out")
+    skipped = [step["step"] for step in steps if step["loss"] is None or step["grad_norm"] is None]
+    assert skipped
+    curves = traces(figures(page(tmp_path / "out", tmp_path))["training"])
+    for name, key in ("loss", "loss"), ("gradient norm", "grad_norm"):
+        assert numbers(curves[name]["y"]) == [step[key] for step in steps if step[key] is not None]
 
 
 def test_the_run_file_is_there_and_harmless(copy, tmp_path):

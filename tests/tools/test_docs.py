@@ -55,6 +55,8 @@ def test_a_browser_shows_the_site_without_a_word_on_its_console(tmp_path):
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    for page in (tmp_path / "site").rglob("*.html"):
+        assert not re.search(r"""<(script|link|img)[^>]*(src|href)=["']?https?:""", page.read_text()), page
     for page in "index.html", "tour.html", "api.html", "source/neap/offload/engine.h.html":
         command = [
             chromium,

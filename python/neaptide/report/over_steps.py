@@ -235,7 +235,7 @@ def expert_load(run):
     step = next(step for step in reversed(run.steps) if step.get("expert_load"))
     load = step["expert_load"]
     share = [[count * len(layer) / max(1, sum(layer)) for count in layer] for layer in load]
-    fig = figure(120 + 26 * len(load), hovermode="closest")
+    fig = figure(170 + 26 * max(4, len(load)), hovermode="closest", margin_t=30)
     fig.add_heatmap(
         z=share,
         customdata=load,

@@ -112,11 +112,16 @@ def ratio(run):
 def memory_tiles(run):
     summary = run.summary or {}
     fullest = fullest_step(run)
-    peak = summary.get("peak_bytes") or (fullest["device_peak"] if fullest else None)
+    # The summary's is of the steps since the run went on, but also of what did not end.
+    peaks = [summary.get("peak_bytes"), fullest and fullest["device_peak"]]
+    peak = max((peak for peak in peaks if peak is not None), default=None)
     if peak is not None:
         capacity = summary.get("capacity_bytes")
         of = f"of {bytes_text(capacity)} ({peak / capacity:.0%})" if capacity else "of unlimited memory"
-        yield tile("Device peak", bytes_text(peak), of, place_of_peak(fullest))
+        where = (
+            place_of_peak(fullest) if fullest and fullest["device_peak"] == peak else "outside of the steps that ended"
+        )
+        yield tile("Device peak", bytes_text(peak), of, where)
     if planned := ratio(run):
         r = planned["measured_drop"] / planned["planned_drop"]
         detail = f"{bytes_text(planned['measured_drop'])} of {bytes_text(planned['planned_drop'])} planned"

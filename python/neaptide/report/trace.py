@@ -6,7 +6,7 @@ says how many there were.
 """
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -181,30 +181,41 @@ class Reader:
         return trace
 
 
+def firsts_of_blocks(spans, grain):
+    """Index of the first span of each block. Spans shorter than `grain` ms that begin within the same `grain` ms are
+    one block; none are when it is None."""
+    if grain is None or len(spans) == 0:
+        return np.arange(len(spans))
+    cell = np.floor(spans.begin / grain).astype(np.int64)
+    long = spans.end - spans.begin >= grain
+    return np.flatnonzero(np.concatenate([[True], (cell[1:] != cell[:-1]) | long[1:] | long[:-1]]))
+
+
+def longest_names(spans, block, lengths):
+    """The name, by its number, that takes most of the time of each block."""
+    key = block * (spans.name.max() + 1) + spans.name
+    keys, where = np.unique(key, return_inverse=True)
+    total = np.bincount(where, weights=lengths)
+    of = keys // (spans.name.max() + 1)
+    order = np.lexsort((total, of))  # the last one of each block has the most
+    last = np.flatnonzero(np.append(of[order][1:] != of[order][:-1], True))
+    return keys[order][last] % (spans.name.max() + 1)
+
+
 def merge(spans, names, grain):
-    """Spans shorter than `grain` ms that begin within the same `grain` ms become one block; none do when it is None."""
+    """The blocks of a track, as firsts_of_blocks() has them."""
     if len(spans) == 0:
         return Blocks(spans.begin, spans.end, spans.name, spans.begin, [])
+    first = firsts_of_blocks(spans, grain)
     lengths = spans.end - spans.begin
-    if grain is None:
-        first = np.arange(len(spans))
-    else:
-        cell = np.floor(spans.begin / grain).astype(np.int64)
-        long = lengths >= grain
-        first = np.flatnonzero(np.concatenate([[True], (cell[1:] != cell[:-1]) | long[1:] | long[:-1]]))
-    # What of a span no earlier one of its track covers, for spans of a track may nest.
+    # What of a span no earlier one of its block covers, for spans of a track may nest.
     reach = np.concatenate([[-np.inf], np.maximum.accumulate(spans.end)[:-1]])
     reach[first] = -np.inf
     alone = np.maximum(0, spans.end - np.maximum(spans.begin, reach))
-    after = np.append(first[1:], len(spans))
-    label = []
-    for a, b in zip(first.tolist(), after.tolist(), strict=True):
-        share = Counter()
-        for name, length in zip(spans.name[a:b].tolist(), lengths[a:b].tolist(), strict=True):
-            share[name] += length
-        label.append(names[share.most_common(1)[0][0]])
+    count = np.diff(np.append(first, len(spans)))
+    label = longest_names(spans, np.repeat(np.arange(len(first)), count), lengths)
     end = np.maximum.reduceat(spans.end, first)
-    return Blocks(spans.begin[first], end, after - first, np.add.reduceat(alone, first), label)
+    return Blocks(spans.begin[first], end, count, np.add.reduceat(alone, first), [names[name] for name in label])
 
 
 def merged(tracks, names, window, most):
@@ -213,11 +224,9 @@ def merged(tracks, names, window, most):
         track: spans.of((spans.end > window.begin) & (spans.begin < window.end)) for track, spans in tracks.items()
     }
     grain = None
-    blocks = {track: merge(spans, names, grain) for track, spans in inside.items()}
-    while sum(len(b.begin) for b in blocks.values()) > most:
+    while sum(len(firsts_of_blocks(spans, grain)) for spans in inside.values()) > most:
         grain = (window.end - window.begin) / 8000 if grain is None else grain * 2
-        blocks = {track: merge(spans, names, grain) for track, spans in inside.items()}
-    return blocks, grain
+    return {track: merge(spans, names, grain) for track, spans in inside.items()}, grain
 
 
 def thinned(times, values, most):
