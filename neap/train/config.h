@@ -18,6 +18,7 @@ enum class Init { kPretrained, kRandom };
 enum class DataFormat { kAutomatic, kNanoGpt, kLlmC, kMegatron, kText };
 enum class TokenType { kUint8, kInt8, kUint16, kInt16, kUint32, kInt32, kInt64 };
 enum class NonFinite { kStop, kSkip };
+enum class Deterministic { kOff, kOn, kWarn };
 enum class Schedule { kConstant, kLinear, kCosine };
 enum class RecomputeMode { kNone, kFull, kSelective };
 enum class Decay { kAll, kMatrices };
@@ -58,6 +59,7 @@ struct TrainSection {
   int64_t sequence = 512;
   int64_t accumulation = 1;
   int64_t seed = 0;
+  Deterministic deterministic = Deterministic::kOff;
   NonFinite non_finite = NonFinite::kStop;
   double expert_bias_rate = 1e-3;  // 0 = off
   // Instead of steps and accumulation; resolve() turns them into those.

@@ -17,6 +17,7 @@
 #include "neap/train/adapters.h"
 #include "neap/train/assembly.h"
 #include "neap/train/checkpoints.h"
+#include "neap/train/determinism.h"
 #include "neap/train/evaluation.h"
 #include "neap/train/flops.h"
 #include "neap/train/model_directory.h"
@@ -67,7 +68,8 @@ void print_heading(const Input& input, const RunConfig& config, const Shell& she
   const int64_t ranks = ranks_of(shell);
   if (shell.ranks != nullptr) shell.out << ranks << " ranks × ";
   shell.out << train.accumulation << " × " << train.batch << " × " << train.sequence << " = "
-            << ranks * train.accumulation * train.batch * train.sequence << " tokens, " << train.steps << " steps\n";
+            << ranks * train.accumulation * train.batch * train.sequence << " tokens, " << train.steps << " steps"
+            << (operators_are_deterministic() ? ", deterministic operators" : "") << '\n';
   if (shard::Sharded* sharded = assembly.sharded(); sharded != nullptr && shell.ranks != nullptr) {
     shell.out << "ranks   " << shell.ranks->mesh.describe() << ", pieces of " << to_string(sharded->options().stage)
               << ", " << sharded->usage().shards << " of parameters on each\n";
@@ -292,6 +294,7 @@ void check_export(const RunConfig& config) {
 RunResult run(const RunConfig& given, const Shell& shell) {
   const RunConfig config = resolve(given, ranks_of(shell));
   warn_of_keys_without_effect(config, shell);
+  set_deterministic(config.train.deterministic);
   const Input input(config);
   check_export(config);
   Checkpoints checkpoints(config, input.model.to_json(), input.sequences, world_of(shell));
@@ -326,6 +329,7 @@ RunResult run(const RunConfig& given, const Shell& shell) {
 RunResult dry_run(const RunConfig& given, const Shell& shell) {
   const RunConfig config = resolve(given, ranks_of(shell));
   warn_of_keys_without_effect(config, shell);
+  set_deterministic(config.train.deterministic);
   const Input input(config);
   check_export(config);
   Checkpoints checkpoints(config, input.model.to_json(), input.sequences, world_of(shell));

@@ -93,6 +93,11 @@ void add_train(std::vector<Key>& out) {
                          "Instead of train.accumulation: sequences that all ranks together take in a step, so "
                          "that their number need not matter; a multiple of ranks × train.batch."));
   out.push_back(integer_key("train.seed", AT(train, seed), 0, kAny, "Seed of the shuffle and of random weights."));
+  out.push_back(choice_key<Deterministic>(
+      "train.deterministic", AT(train, deterministic),
+      {{"false", Deterministic::kOff}, {"true", Deterministic::kOn}, {"warn", Deterministic::kWarn}},
+      "true: operators that have the same bits each time; one that has no such implementation on the device ends the "
+      "run, or with warn is told once. As torch.use_deterministic_algorithms()."));
   out.push_back(choice_key<NonFinite>(
       "train.non_finite", AT(train, non_finite), {{"stop", NonFinite::kStop}, {"skip", NonFinite::kSkip}},
       "A loss or gradient norm that is not finite ends the run, or skips that update."));

@@ -75,7 +75,9 @@ TokenFile TokenFile::open(const fs::path& path, DataFormat format, TokenType tok
     const MegatronIndex index = read_megatron_index(megatron, static_cast<int64_t>(bytes));
     file.type_ = index.type;
   } else if (format == DataFormat::kLlmC) {
-    NEAP_CHECK(bytes >= kHeaderBytes && known != nullptr && header.version == known->version, place,
+    NEAP_CHECK(bytes >= kHeaderBytes, place, "truncated: llm.c's header alone has ", kHeaderBytes,
+               " bytes, the file has ", bytes);
+    NEAP_CHECK(known != nullptr && header.version == known->version, place,
                "expected llm.c's header (magic 20240520 version 1, or magic 20240801 version 7); found magic ",
                header.magic, " version ", header.version);
     file.type_ = known->type;

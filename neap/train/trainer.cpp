@@ -16,6 +16,7 @@
 #include "neap/shard/fully_shard.h"
 #include "neap/trace/recorder.h"
 #include "neap/train/clip.h"
+#include "neap/train/determinism.h"
 #include "neap/train/expert_balance.h"
 #include "neap/train/parallel.h"
 #include "neap/train/peak_meter.h"
@@ -182,6 +183,7 @@ StepMetrics Trainer::step() {
     update(metrics);
     if (parts_.experts != nullptr) metrics.expert_load = parts_.experts->end_step(!metrics.skipped);
   } catch (const std::exception& error) {
+    if (const auto text = nondeterministic_text(error)) throw UserError(*text);
     const auto reason = out_of_memory_text(error);
     if (!reason) throw;
     throw DeviceOutOfMemory({.when = neap::internal::concat("the ", phase_, " of step ", metrics.step),

@@ -4,12 +4,14 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <fstream>
 #include <map>
 #include <optional>
 #include <set>
 #include <sstream>
 #include <utility>
+#include <vector>
 
 #include "neap/base/error.h"
 #include "neap/train/foreign_blocks.h"
@@ -36,23 +38,64 @@ void check_characters(const std::string& text, const std::string& name) {
                   static_cast<int>(static_cast<unsigned char>(*bad)));
 }
 
-// Counts documents, and looks at nothing else of them.
-class DocumentCounter : public YAML::EventHandler {
+// Looks a text over before nodes are made of it: counts its documents, and sees to it that its aliases come to an end.
+// Whoever reads nodes follows every alias. One within what it stands for would lead on for ever, and a few lines of
+// aliases of aliases stand for more values than any memory holds.
+class Survey : public YAML::EventHandler {
  public:
-  int count = 0;
+  explicit Survey(std::string name) : name_(std::move(name)) {}
+  int documents() const { return documents_; }
 
-  void OnDocumentStart(const YAML::Mark& /*mark*/) override { ++count; }
+  void OnDocumentStart(const YAML::Mark& /*mark*/) override { ++documents_; }
   void OnDocumentEnd() override {}
-  void OnNull(const YAML::Mark& /*mark*/, YAML::anchor_t /*anchor*/) override {}
-  void OnAlias(const YAML::Mark& /*mark*/, YAML::anchor_t /*anchor*/) override {}
-  void OnScalar(const YAML::Mark& /*mark*/, const std::string& /*tag*/, YAML::anchor_t /*anchor*/,
-                const std::string& /*value*/) override {}
-  void OnSequenceStart(const YAML::Mark& /*mark*/, const std::string& /*tag*/, YAML::anchor_t /*anchor*/,
-                       YAML::EmitterStyle::value /*style*/) override {}
-  void OnSequenceEnd() override {}
-  void OnMapStart(const YAML::Mark& /*mark*/, const std::string& /*tag*/, YAML::anchor_t /*anchor*/,
-                  YAML::EmitterStyle::value /*style*/) override {}
-  void OnMapEnd() override {}
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override { add(mark, anchor, 1); }
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    const auto found = nodes_.find(anchor);
+    NEAP_CHECK(found != nodes_.end(), "[", name_, ":", mark.line + 1,
+               "] expected an alias of what is complete before it; found one within what it stands for");
+    add(mark, 0, found->second);
+  }
+  void OnScalar(const YAML::Mark& mark, const std::string& /*tag*/, YAML::anchor_t anchor,
+                const std::string& /*value*/) override {
+    add(mark, anchor, 1);
+  }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string& /*tag*/, YAML::anchor_t anchor,
+                       YAML::EmitterStyle::value /*style*/) override {
+    open_.push_back({mark, anchor, 1});
+  }
+  void OnSequenceEnd() override { close(); }
+  void OnMapStart(const YAML::Mark& mark, const std::string& /*tag*/, YAML::anchor_t anchor,
+                  YAML::EmitterStyle::value /*style*/) override {
+    open_.push_back({mark, anchor, 1});
+  }
+  void OnMapEnd() override { close(); }
+
+ private:
+  struct Open {
+    YAML::Mark mark;
+    YAML::anchor_t anchor;
+    int64_t nodes;
+  };
+  static constexpr int64_t kMostNodes = 1'000'000;
+
+  void close() {
+    const Open done = open_.back();
+    open_.pop_back();
+    add(done.mark, done.anchor, done.nodes);
+  }
+
+  // A whole node, with all that its aliases stand for.
+  void add(const YAML::Mark& mark, YAML::anchor_t anchor, int64_t nodes) {
+    NEAP_CHECK(nodes <= kMostNodes, "[", name_, ":", mark.line + 1, "] expected at most ", kMostNodes,
+               " values; found more, counting each alias as what it stands for");
+    if (anchor != 0) nodes_[anchor] = nodes;
+    if (!open_.empty()) open_.back().nodes += nodes;
+  }
+
+  const std::string name_;
+  int documents_ = 0;
+  std::vector<Open> open_;                   // outermost first
+  std::map<YAML::anchor_t, int64_t> nodes_;  // of the nodes that have an anchor
 };
 
 YAML::Node parse_yaml(const std::string& text, const std::string& name) {
@@ -62,10 +105,10 @@ YAML::Node parse_yaml(const std::string& text, const std::string& name) {
     // after document without reading on. Two are enough to know.
     std::istringstream in(text);
     YAML::Parser parser(in);
-    DocumentCounter documents;
-    while (documents.count < 2 && parser.HandleNextDocument(documents)) {
+    Survey survey(name);
+    while (survey.documents() < 2 && parser.HandleNextDocument(survey)) {
     }
-    NEAP_CHECK(documents.count < 2, "[", name, "] expected one YAML document; found several, or text after its end");
+    NEAP_CHECK(survey.documents() < 2, "[", name, "] expected one YAML document; found several, or text after its end");
     return YAML::Load(text);
   } catch (const YAML::Exception& error) {
     const std::string line = error.mark.is_null() ? "" : ":" + std::to_string(error.mark.line + 1);

@@ -121,6 +121,30 @@ TEST(YamlConfig, AControlCharacterIsAnErrorOfItsLine) {
               HasSubstr("[run.yaml:3] not valid YAML: expected text; found the control character 4"));
 }
 
+TEST(YamlConfig, AliasesAreReadAsWhatTheyStandFor) {
+  const RunConfig config = parse_config(
+      "model: {path: &where m}\ndata: {path: *where}\noffload: {layers: &some [0, 2-3]}\nrecompute: {layers: *some}\n",
+      "run.yaml", {{"recompute.mode", "selective"}});
+  EXPECT_EQ(config.data.path, "m");
+  EXPECT_THAT(config.recompute.layers, ::testing::ElementsAre("0", "2-3"));
+}
+
+// yaml-cpp makes a node that holds itself of the first two; the third would be 10^9 values.
+TEST(YamlConfig, AliasesWithoutAnEndAreErrors) {
+  for (const char* text : {"offload:\n  layers: &x [*x]\n", "offload: &x\n  layers: {a: [1, *x]}\n"}) {
+    EXPECT_EQ(parse_error(text),
+              "[run.yaml:2] expected an alias of what is complete before it; found one within what it stands for");
+  }
+  std::string text = "offload:\n  layers: &a0 [1]\n";
+  for (int level = 1; level <= 9; ++level) {
+    text += "  x" + std::to_string(level) + ": &a" + std::to_string(level) + " [";
+    for (int i = 0; i < 10; ++i) text += (i > 0 ? ", *a" : "*a") + std::to_string(level - 1);
+    text += "]\n";
+  }
+  EXPECT_EQ(parse_error(text),
+            "[run.yaml:8] expected at most 1000000 values; found more, counting each alias as what it stands for");
+}
+
 // YAML::LoadAll() runs until there is no memory left on each of these.
 TEST(YamlConfig, TextThatNoDocumentBeginsWithIsAnError) {
   for (const char* text : {"}", ", init: random}\ndata:\n ", "]\n", "model: {path: m}\n}\n"}) {

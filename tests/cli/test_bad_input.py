@@ -2,8 +2,11 @@
 
 import importlib.metadata
 import json
+import re
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from neap_command import CONFIG, ROOT, binary, weights
 from safetensors.numpy import save_file
@@ -44,6 +47,86 @@ def test_a_bad_run_file(workspace, old, new, message):
 
 
 @pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "[model.path] this key is required"),
+        ("just text", "[bad.yaml:1] the run file: expected a section of keys; found a plain value"),
+        ("- a\n", "[bad.yaml:1] the run file: expected a section of keys; found a list"),
+        ("train: 3\n", "[bad.yaml:1] train: expected a section of keys; found a plain value"),
+        ("train:\n  steps: {a: 1}\n", "[bad.yaml:2] train.steps: expected a value; found a section of keys"),
+        ("train:\n  steps:\n", "[bad.yaml:2] train.steps: expected a value; found nothing"),
+        ("model: {path: [a, b]}\n", "[bad.yaml:1] model.path: expected a text; found the list [a, b]"),
+        ("model:\n\tpath: model\n", "[bad.yaml:2] not valid YAML"),
+        ("model: {path: m}\nmodel: {path: m}\n", "[bad.yaml:2] model is given twice; keep one"),
+        ("\0", "[bad.yaml:1] not valid YAML: expected text; found the control character 0"),
+        ("model: &x [*x]\n", "[bad.yaml:1] expected an alias of what is complete before it"),
+        ("a: 1\n---\nb: 2\n", "[bad.yaml] expected one YAML document"),
+    ],
+)
+def test_a_run_file_that_is_none(workspace, text, message):
+    (workspace.path / "bad.yaml").write_text(text)
+    assert workspace.run("train", "bad.yaml").error_line().startswith(message)
+
+
+# By the kind of value that docs/config.md names for a key; texts and lists of texts are refused by what they name.
+NOT_OF_THE_KIND = {
+    r"integer.*": ["1.5", "many", "", "[1]"],
+    r"number.*": ["much", "nan", "", "[1]"],
+    r"2 numbers.*": ["0.9", "[0.9]", "[0.9, 0.9, 0.9]", "[0.9, x]"],
+    r"true or false": ["1", "maybe", "[true]"],
+    r"size.*": ["-1", "1 parsec", "many"],
+    r"rate.*": ["-1GB/s", "fast"],
+    r"time.*": ["-1s", "5 lightyears", "soon"],
+    r"automatic, layers or size": ["-1", "soon"],
+    r"\w+(, \w+)* or \w+": ["neither"],
+}
+
+
+def values_out_of_range(kind):
+    found = re.match(r"(integer|number) from (\S+)(?: to (\S+))?$", kind)
+    if not found:
+        return ["-1"] if kind.endswith(" at least 0") else []
+    bounds = [float(text) for text in found.groups()[1:] if text]
+    as_text = "{:.0f}".format if found[1] == "integer" else "{}".format
+    return [as_text(bound + step) for bound, step in zip(bounds, (-1, 1), strict=False) if bound + step != bound]
+
+
+def bad_values():
+    """(key, value) for every key of docs/config.md: beyond its range or not of its kind; each kind's values once."""
+    section, seen = "", set()
+    for line in (ROOT / "docs" / "config.md").read_text().split("## Blocks of other systems")[0].splitlines():
+        section = line.removeprefix("## ") if line.startswith("## ") else section
+        row = re.match(r"\| `(\w+)` \| ([^|]*) \|", line)
+        if not row or row[2] in (
+            "text",
+            "list of patterns",
+            "list of names and patterns",
+            "list of numbers and ranges",
+        ):
+            continue
+        kinds = [kind for kind in NOT_OF_THE_KIND if re.fullmatch(kind, row[2])]
+        assert kinds, f"{section}.{row[1]}: a kind of value that this test does not know: {row[2]}"
+        wrong = NOT_OF_THE_KIND[kinds[0]]
+        values = wrong if kinds[0] not in seen else values_out_of_range(row[2])[-1:] or wrong[:1]
+        seen.add(kinds[0])
+        yield from ((f"{section}.{row[1]}", value) for value in values)
+    assert seen == set(NOT_OF_THE_KIND)
+
+
+def test_every_key_refuses_what_is_not_of_its_kind_or_range(workspace):
+    pairs = list(bad_values())
+    with ThreadPoolExecutor(4) as pool:
+        results = pool.map(lambda pair: workspace.train(f"--{pair[0]}={pair[1]}", "--dry-run"), pairs)
+    wrong = [
+        (key, value, result.code, result.err)
+        for (key, value), result in zip(pairs, results, strict=True)
+        if result.code != 2 or not result.err.startswith(f"neap: error: [--{key}] {key}: expected ")
+    ]
+    assert not wrong
+    assert {key.split(".")[0] for key, _ in pairs} >= {"model", "data", "lora", "train", "optim", "device", "offload"}
+
+
+@pytest.mark.parametrize(
     ("argument", "message"),
     [
         ("--train.stepz=3", "[--train.stepz] unknown key train.stepz; nearest known key: train.steps"),
@@ -59,6 +142,9 @@ def test_a_bad_run_file(workspace, old, new, message):
         ("--train.dtype=float16", "[--train.dtype] train.dtype: expected float32 or bfloat16"),
         ("--train.z_loss=-1", "[--train.z_loss] train.z_loss: expected a number from 0 to 1"),
         ("--train.eval_every=2", "[train.eval_every] expected data.eval beside it"),
+        ("--train.eval_batches=2", "[train.eval_batches] expected data.eval beside it"),
+        ("--train.deterministic=yes", "[--train.deterministic] train.deterministic: expected false, true or warn"),
+        ("--train.global_batch=3", "[train.global_batch] expected a multiple of 2, train.batch: 2 of 1 rank; found 3"),
         ("--optim.type=adam", '[--optim.type] optim.type: expected adamw or sgd; found "adam"'),
         ("--optim.momentum=0.9", "[optim.momentum] expected optim.type: sgd beside momentum"),
         ("--optim.nesterov=true", "[optim.nesterov] expected optim.momentum above 0 beside it"),
@@ -94,9 +180,27 @@ def test_the_page_about_run_files_is_the_one_the_schema_generates():
 # ---- data
 
 
+def llmc(count, tokens, magic=20240520, version=1):
+    header = np.zeros(256, "<i4")
+    header[:3] = magic, version, count
+    return header.tobytes() + b"\1\0" * tokens
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        ("empty.txt", b"", "empty.txt: the file is empty"),
+        ("version.bin", llmc(100, 100, version=3), "found magic 20240520 version 3"),
+        ("fewer.bin", llmc(101, 100), "fewer.bin: truncated: the header promises 101 tokens, the file holds 100"),
+        ("more.bin", llmc(50, 100), "longer than it says: the header promises 50 tokens, the file holds 100"),
+        ("negative.bin", llmc(-1, 100), "longer than it says: the header promises -1 tokens"),
+        ("half.bin", llmc(100, 100)[:-1], "half.bin: truncated: 199 bytes are not a whole number of 2-byte tokens"),
+        (
+            "header.bin",
+            llmc(0, 0)[:1000],
+            "header.bin: truncated: llm.c's header alone has 1024 bytes, the file has 1000",
+        ),
+        ("none.bin", llmc(0, 0), "none.bin holds 0 tokens; one sequence of 32 needs 33"),
         ("missing.bin", None, "missing.bin: cannot be opened: No such file"),
         ("empty.bin", b"", "empty.bin: the file is empty"),
         ("odd.bin", b"\0" * 101, "odd.bin: truncated: 101 bytes are not a whole number of 2-byte tokens"),
@@ -113,7 +217,69 @@ def test_bad_data(workspace, name, content, message):
     assert not (workspace.path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data.path=odd.bin", "--data.token_type=uint32"], "truncated: 202 bytes are not a whole number of 4-byte"),
+        (["--data.path=odd.bin", "--data.token_type=int64"], "truncated: 202 bytes are not a whole number of 8-byte"),
+        (["--data.path=minus.bin", "--data.token_type=int32"], "found -1 at position 0; tokenise with the model's own"),
+        (["--data.path=odd.bin", "--data.format=llmc"], "truncated: llm.c's header alone has 1024 bytes"),
+        (["--data.path=text.txt", "--data.format=llmc"], "expected llm.c's header (magic 20240520 version 1, or magic"),
+        (["--data.path=odd.bin", "--data.format=megatron"], "odd.idx: cannot be opened: No such file"),
+        (["--data.path=model"], "model: expected a file; found something else, such as a directory"),
+    ],
+)
+def test_data_that_is_not_of_the_format(workspace, arguments, message):
+    (workspace.path / "odd.bin").write_bytes(b"\0" * 202)
+    (workspace.path / "minus.bin").write_bytes(np.full(100, -1, "<i4").tobytes())
+    assert message in workspace.train(*arguments).error_line()
+
+
 # ---- the model
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
+        ({"hidden_size": "wide"}, 'hidden_size has the wrong type: "wide"'),
+        ({"hidden_size": -32}, "hidden_size must be positive; found -32"),
+        ({"num_key_value_heads": 3}, "num_attention_heads (4) must be a multiple of num_key_value_heads (3)"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported (silu is)"),
+        ({"rope_scaling": {"type": "ntk", "factor": 2}}, "rope_scaling.rope_type 'ntk' is not supported"),
+    ],
+)
+def test_a_configuration_of_no_model(workspace, change, message):
+    config = {key: value for key, value in (CONFIG | change).items() if value is not None}
+    (workspace.path / "model" / "config.json").write_text(json.dumps(config))
+    for arguments in [], ["--model.init=random"]:
+        result = workspace.train(*arguments)
+        assert (result.code, result.out) == (2, "")
+        assert result.err.startswith("neap: error: [models] model/config.json: this model cannot be built:\n")
+        assert message in result.err
+
+
+def test_a_directory_without_a_configuration(workspace):
+    (workspace.path / "model" / "config.json").unlink()
+    assert "expected a readable file model/config.json; not found" in workspace.train().error_line()
+    assert "text.txt/config.json; not found" in workspace.train("--model.path=text.txt").error_line()
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ('{"weight_map": ', "model.safetensors.index.json: expected a JSON object with a weight_map"),
+        ('{"x": 1}', "model.safetensors.index.json: expected a JSON object with a weight_map"),
+        (
+            '{"weight_map": {"model.norm.weight": "b.safetensors"}}',
+            "model/b.safetensors cannot be opened: No such file",
+        ),
+    ],
+)
+def test_a_bad_index_of_shards(workspace, index, message):
+    (workspace.path / "model" / "model.safetensors").unlink()
+    (workspace.path / "model" / "model.safetensors.index.json").write_text(index)
+    assert message in workspace.train().error_line()
 
 
 def test_no_model(workspace):
@@ -221,6 +387,11 @@ def test_cuda_where_there_is_none(workspace):
         assert line.startswith("[device.type] expected cpu or sim: this PyTorch (")
         assert "was built without CUDA; found cuda" in line
     assert not (workspace.path / "out").exists()
+
+
+def test_a_second_cpu(workspace):
+    line = workspace.train("--device.type=cpu", "--device.index=1").error_line()
+    assert line == "[device.index] expected 0, the only cpu; found 1"
 
 
 # ---- memory

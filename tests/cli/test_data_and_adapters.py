@@ -83,6 +83,32 @@ def test_adapters_that_cannot_be(workspace, arguments, message):
     assert workspace.train(*arguments).error_line().startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda path: (path / "adapter_model.safetensors").unlink(), "adapter_model.safetensors cannot be opened"),
+        (lambda path: (path / "adapter_config.json").write_text("{"), "adapter_config.json: not valid JSON"),
+        (lambda path: (path / "adapter_config.json").write_text("{}"), 'expected "peft_type": "LORA"; found null'),
+        (lambda path: truncate(path / "adapter_model.safetensors"), "adapter_model.safetensors is truncated"),
+        (lambda path: rank_of(path / "adapter_config.json", 3), "misshapen: model.layers.0.self_attn.q_proj.lora_A"),
+    ],
+)
+def test_a_bad_adapter(workspace, spoil, message):
+    assert workspace.train("--lora.rank=2").code == 0
+    spoil(workspace.path / "out" / "adapter")
+    result = workspace.train("--lora.adapter=out/adapter", "--log.dir=more")
+    assert result.code == 2
+    assert result.err.startswith("neap: error: [") and message in result.err, result.err
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def rank_of(path, rank):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"r": rank}))
+
+
 def test_tokenised_lines_of_json_train(workspace):
     """`neaptide tokenize`, from the tokenizer of a model directory to a run."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:255]

@@ -33,6 +33,7 @@ def train(workspace, name, *overrides):
 def test_every_device_and_combination_has_the_same_bits(deepseek):
     plain = train(deepseek, "cpu", "--device.type=cpu")
     hazards, away = "--device.hazard_check=true", ("--offload.mode=async", "--offload.keep_last=0")
+    assert train(deepseek, "deterministic", "--device.type=cpu", "--train.deterministic=true") == plain
     assert train(deepseek, "sim", hazards) == plain
     assert train(deepseek, "offload", hazards, *away) == plain
     assert train(deepseek, "recompute", hazards, "--recompute.mode=full") == plain

@@ -314,3 +314,27 @@ def test_a_loss_that_is_not_finite_stops_the_run(workspace):
     assert result.code == 4
     assert re.match(r"neap: step \d+: the loss is \S+ and the gradient norm \S+; the update was not made", result.err)
     assert workspace.summary()["status"] == "non_finite"
+
+
+def test_updates_that_are_not_finite_can_be_skipped(workspace):
+    arguments = ["--optim.lr=1000", "--optim.clip=0", "--train.steps=50", "--train.non_finite=skip"]
+    result = workspace.train("--device.type=cpu", *arguments)
+    assert result.code == 0, result.err
+    skipped = [line["skipped"] for line in workspace.metrics()]
+    assert len(skipped) == 50
+    assert not skipped[0] and skipped[-1]
+    assert workspace.summary()["status"] == "finished"
+
+
+@pytest.mark.parametrize("choice", ["true", "warn"])
+def test_deterministic_operators_have_the_same_bits_here(workspace, choice):
+    for device in "cpu", "sim":
+        for directory, value in ("plain", "false"), ("a", choice), ("b", choice):
+            arguments = [f"--log.dir={directory}", f"--device.type={device}", f"--train.deterministic={value}"]
+            offload = ["--offload.mode=async", "--device.hazard_check=true"] if device == "sim" else []
+            result = workspace.train(*arguments, *offload)
+            assert (result.code, result.err) == (0, ""), result.err
+            assert ("deterministic operators" in result.out) == (value != "false")
+        for key in "loss", "grad_norm":
+            assert workspace.summary("plain")[key] == workspace.summary("a")[key] == workspace.summary("b")[key]
+    assert f"  deterministic: {choice}\n" in (workspace.path / "a" / "config.yaml").read_text()
