@@ -1,7 +1,5 @@
 #include "neap/checkpoint/saver.h"
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -16,6 +15,7 @@
 #include "neap/base/error.h"
 #include "neap/base/log.h"
 #include "neap/checkpoint/directory.h"
+#include "neap/checkpoint/internal/host_copies.h"
 #include "neap/checkpoint/internal/manifest.h"
 #include "neap/comm/agreement.h"
 #include "neap/comm/world.h"
@@ -42,32 +42,12 @@ std::vector<Piece> chosen(const std::vector<Piece>& pieces, const std::vector<st
 
 }  // namespace
 
-// The host's memory for what is being written, kept for the next save.
-class Saver::HostCopies {
- public:
-  void take(std::vector<Piece>& pieces) {
-    const at::NoGradGuard no_grad;
-    tensors_.resize(pieces.size());
-    for (std::size_t i = 0; i < pieces.size(); ++i) {
-      at::Tensor& data = pieces[i].data;
-      at::Tensor& host = tensors_[i];
-      if (!host.defined() || host.numel() != data.numel() || host.scalar_type() != data.scalar_type()) {
-        host = at::empty(data.sizes(), data.options().device(at::kCPU).requires_grad(false));
-      }
-      host.copy_(data);
-      data = host;
-    }
-  }
-
- private:
-  std::vector<at::Tensor> tensors_;
-};
-
 // One save from its begin to its end.
 struct Saver::Job {
   int rank = 0;
   Index index;
   std::vector<Piece> mine;
+  std::vector<memory::HostBuffer> copies;  // of `mine`; none when the run waits
   fs::path file;
   files::FileSystem* system = nullptr;
   std::optional<files::AtomicDirectory> directory;  // on rank 0
@@ -110,12 +90,19 @@ void Saver::Job::write_file() {
                                    {"world", std::to_string(index.world)},
                                    {"pieces", held.dump()}},
                                   *system);
-  for (const Piece& piece : mine) {
-    const at::Tensor host = piece.data.to(at::kCPU);
+  const auto write = [&](std::span<const std::byte> bytes) {
     files::Checksum checksum;
-    checksum.update(files::bytes_of(host));
-    writer.append(files::bytes_of(host));
+    checksum.update(bytes);
+    writer.append(bytes);
     checksums.push_back(checksum.value());
+  };
+  for (std::size_t i = 0; i < mine.size(); ++i) {
+    if (copies.empty() || copies[i].is_null()) {
+      write(files::bytes_of(mine[i].data.to(at::kCPU)));
+    } else {
+      write(copies[i].read());
+      copies[i].release();  // the next save may take it while this one writes on
+    }
   }
   writer.finish();
 }
@@ -141,7 +128,10 @@ void Saver::Job::add_report(int of_rank, const Json& report) {
 }
 
 Saver::Saver(fs::path dir, SaverOptions options, comm::World* world)
-    : dir_(std::move(dir)), options_(options), world_(world), host_(std::make_unique<HostCopies>()) {
+    : dir_(std::move(dir)),
+      options_(options),
+      world_(world),
+      host_(std::make_unique<internal::HostCopies>(options.host_limit)) {
   NEAP_CHECK(options_.keep_last >= 0, "[checkpoint] expected to keep 0 (all) or more checkpoints; found ",
              options_.keep_last);
 }
@@ -179,13 +169,23 @@ void Saver::begin(int64_t step, const std::vector<Piece>& pieces, State state) {
     remove_partial(dir_, *options_.system);
     job.directory.emplace(directory, *options_.system);
   });
-  if (options_.asynchronous) {
-    host_->take(job.mine);
+  auto copies = options_.asynchronous ? host_->take(job.mine) : std::nullopt;
+  if (copies) {
+    job.copies = std::move(*copies);
     job.thread = std::thread([&job] { job.write(); });
   } else {
+    if (options_.asynchronous && !std::exchange(warned_, true)) {
+      const memory::PoolCounters now = host_->counters();
+      log_warning(
+          "[checkpoint] the run waits while a checkpoint is written: there is no host memory for a copy of it, ",
+          now.locked, " are taken",
+          options_.host_limit ? neap::internal::concat(" of ", *options_.host_limit) : std::string());
+    }
     job.write();
   }
 }
+
+memory::PoolCounters Saver::host_counters() const { return host_->counters(); }
 
 void Saver::poll() {
   if (!job_) return;

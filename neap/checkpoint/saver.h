@@ -13,8 +13,10 @@
 // and gives the directory its name. So whatever interrupts a save, a directory of that name is a whole checkpoint, and
 // those from before are untouched.
 //
-// Asynchronously, save() copies what this rank writes to host memory of the saver's own and returns; a thread writes
-// meanwhile. One save is in flight at most. The files are the same, byte for byte. Host memory: what the rank writes.
+// Asynchronously, save() has the device copy what this rank writes to pinned memory of a pool and returns; a thread
+// writes meanwhile. Work that the run enqueues after save() comes after the copies on the device. One save is in flight
+// at most. The files are the same, byte for byte. Host memory: what the rank writes, kept for the next save; where
+// there is not as much, or the limit does not allow it, save() writes before it returns, with one warning.
 //
 // All member functions are collective (World null: one rank alone) and called from one thread. A rank's failure is a
 // UserError on all of them, and the checkpoints from before stay.
@@ -23,11 +25,14 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "neap/base/bytes.h"
 #include "neap/checkpoint/index.h"
 #include "neap/checkpoint/piece.h"
 #include "neap/files/file_system.h"
+#include "neap/memory/pool_types.h"
 
 namespace neap::comm {
 class World;
@@ -35,9 +40,14 @@ class World;
 
 namespace neap::checkpoint {
 
+namespace internal {
+class HostCopies;
+}
+
 struct SaverOptions {
   int64_t keep_last = 0;  // complete checkpoints that stay; 0: all
   bool asynchronous = false;
+  std::optional<Bytes> host_limit = std::nullopt;  // of the memory for copies
   files::FileSystem* system = &files::FileSystem::system();
 };
 
@@ -59,10 +69,11 @@ class Saver {
   // Waits for the save in flight and completes it.
   void finish();
   [[nodiscard]] bool in_flight() const noexcept { return job_ != nullptr; }
+  // Of the pool that copies lie in.
+  [[nodiscard]] memory::PoolCounters host_counters() const;
 
  private:
   struct Job;
-  class HostCopies;
 
   void begin(int64_t step, const std::vector<Piece>& pieces, State state);
   void complete();
@@ -70,8 +81,9 @@ class Saver {
   const std::filesystem::path dir_;
   const SaverOptions options_;
   comm::World* world_;
-  std::unique_ptr<HostCopies> host_;
+  std::unique_ptr<internal::HostCopies> host_;  // outlives the job
   std::unique_ptr<Job> job_;
+  bool warned_ = false;
 };
 
 }  // namespace neap::checkpoint

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "neap/base/log.h"
 #include "neap/checkpoint/directory.h"
 #include "neap/checkpoint/reader.h"
 #include "neap/checkpoint/test_support.h"
@@ -63,6 +64,60 @@ TEST_F(Saving, AsynchronouslyKeepsTheValuesOfTheCallAndWritesTheSameBytes) {
   EXPECT_FALSE(std::filesystem::exists(at(2)));
   while (saver.in_flight()) saver.poll();
   EXPECT_TRUE(bit_equal(Reader(at(2)).tensor("a"), a));
+}
+
+TEST_F(Saving, AsynchronouslyTakesItsMemoryOfAPoolThatStopsGrowing) {
+  // More than a slab of the pool in all, one larger than a slab, many small ones, and one without elements.
+  std::vector<at::Tensor> tensors = {at::zeros({0}), at::arange(20'000'000, at::kFloat),
+                                     at::arange(7'000'000, at::kFloat)};
+  for (int i = 1; i < 40; ++i) tensors.push_back(at::full({i * 1000}, i, at::kFloat));
+  const auto all = [&] {
+    std::vector<Piece> pieces;
+    for (std::size_t i = 0; i < tensors.size(); ++i) pieces.push_back(whole(std::to_string(i), tensors[i]));
+    return pieces;
+  };
+  int64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) bytes += static_cast<int64_t>(tensor.nbytes());
+  Saver saver(dir(), {.keep_last = 1, .asynchronous = true});
+  EXPECT_EQ(saver.host_counters().acquires, 0);
+  saver.save(1, all(), {});
+  const memory::PoolCounters first = saver.host_counters();
+  EXPECT_EQ(first.acquires, 41);
+  EXPECT_GE(first.locked, Bytes(bytes));
+  EXPECT_LE(first.locked, Bytes(bytes + (int64_t{64} << 20)));
+  for (int64_t step = 2; step < 6; ++step) {
+    tensors[1].add_(1);
+    saver.save(step, all(), {});
+    const memory::PoolCounters now = saver.host_counters();
+    EXPECT_EQ(now.slab_allocations, first.slab_allocations) << step;
+    EXPECT_EQ(now.acquires, 41 * step);
+    EXPECT_EQ(now.evictions, 0);
+  }
+  saver.finish();
+  EXPECT_EQ(saver.host_counters().in_use, Bytes(0));
+  EXPECT_EQ(saver.host_counters().locked_peak, first.locked);
+  EXPECT_TRUE(bit_equal(Reader(at(5)).tensor("1"), tensors[1]));
+  Saver(dir(), {.keep_last = 1}).save(6, all(), {});  // the run waits, and the files are the same
+  for (const std::string name : {"0", "1", "2", "17", "41"})
+    EXPECT_TRUE(bit_equal(Reader(at(6)).tensor(name), tensors[std::stoul(name)])) << name;
+}
+
+TEST_F(Saving, WithoutMemoryForACopyTheRunWaitsAndSaysSoOnce) {
+  std::string warnings;
+  const LogSink former = set_log_sink([&](LogLevel, const std::string& text) { warnings += text; });
+  {
+    Saver saver(dir(), {.asynchronous = true, .host_limit = Bytes(4096)});
+    saver.save(1, pieces(), {});
+    const std::string once = warnings;
+    EXPECT_THAT(once, AllOf(HasSubstr("the run waits"), HasSubstr("of 4.00 KiB")));
+    a.zero_();  // of what is written already nothing changes
+    saver.save(2, pieces(), {});
+    saver.finish();
+    EXPECT_EQ(warnings, once);
+    EXPECT_LE(saver.host_counters().locked, Bytes(4096));
+  }
+  set_log_sink(former);
+  EXPECT_TRUE(bit_equal(Reader(at(1)).tensor("a"), at::arange(1000, at::kFloat).view({10, 100})));
 }
 
 TEST_F(Saving, KeepsTheLastFew) {

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +22,7 @@
 #include "neap/models/decoder_layer.h"
 #include "neap/models/layers.h"
 #include "neap/models/model_config.h"
+#include "neap/models/mtp_layer.h"
 
 namespace neap::models {
 
@@ -46,16 +48,24 @@ class Head final : public Linear, public autograd::Hookable {
   at::Tensor logits(const at::Tensor& hidden);
   // As chunked_cross_entropy(), of hidden [batch, sequence, hidden] and labels [batch, sequence].
   at::Tensor loss(const at::Tensor& hidden, const at::Tensor& labels, const LossOptions& options);
+  // One for each of `tasks`, in one run of the unit.
+  struct Task {
+    at::Tensor hidden, labels;
+    LossOptions options;
+  };
+  std::vector<at::Tensor> losses(const std::vector<Task>& tasks);
 };
 
-// Children "0", "1", …
+// Children "0", "1", …: the decoder's layers, then those that predict further tokens, as files count them.
 class LayerList : public torch::nn::Module {
  public:
   LayerList(const ModelConfig& config, at::TensorOptions options);
   const std::vector<std::shared_ptr<DecoderLayer>>& layers() const { return layers_; }
+  const std::vector<std::shared_ptr<MtpLayer>>& mtp_layers() const { return mtp_layers_; }
 
  private:
   std::vector<std::shared_ptr<DecoderLayer>> layers_;
+  std::vector<std::shared_ptr<MtpLayer>> mtp_layers_;
 };
 
 // The decoder without its head; named "model" in a CausalLM.
@@ -66,18 +76,32 @@ class Decoder : public torch::nn::Module {
   struct Output {
     at::Tensor hidden;     // [batch, sequence, hidden], normalised
     at::Tensor embedding;  // the embedding weight, for a tied head (see tied_embedding()); else undefined
+    std::vector<at::Tensor> further = {};  // of forward_further(): as `hidden`, of each depth
   };
   Output forward(const at::Tensor& ids);
+  // Also runs the layers that predict further tokens. `tokens` [batch, sequence + their number]: each row goes on.
+  Output forward_further(const at::Tensor& tokens);
+
+  void separate_documents(int64_t end_token) { end_token_ = end_token; }
 
   const std::vector<std::shared_ptr<DecoderLayer>>& layers() const { return layers_->layers(); }
+  const std::vector<std::shared_ptr<MtpLayer>>& mtp_layers() const { return layers_->mtp_layers(); }
 
   std::shared_ptr<Embedding> embed_tokens;
 
  private:
   at::Tensor frequencies_on(c10::Device device);
+  // What all layers of one forward share.
+  struct Shared {
+    RotaryTables rotary;
+    at::Tensor mask;  // undefined unless documents are separate
+  };
   Output embed(const at::Tensor& ids);
+  Shared shared_of(const at::Tensor& ids, const at::Tensor& hidden);
+  at::Tensor decoded(at::Tensor hidden, const Shared& shared);
 
   ModelConfig config_;
+  std::optional<int64_t> end_token_;
   at::Tensor frequencies_;  // not a buffer: stays float32 whatever to() is asked for
   std::shared_ptr<LayerList> layers_;
   std::shared_ptr<RmsNorm> norm_;
@@ -94,6 +118,22 @@ class CausalLM : public torch::nn::Module {
   // labels [batch, sequence]: labels[b, s] is the token that shall follow ids[b, s]. Nothing is shifted here.
   at::Tensor loss(const at::Tensor& ids, const at::Tensor& labels, const LossOptions& options = {});
 
+  struct Losses {
+    at::Tensor loss;  // as loss() has it
+    // Of the layers that predict further tokens, the mean over them, without z_loss. Depth k predicts labels[b, s + k]
+    // at s; a token counts where it and all labels before it, from labels[b, s] on, do, so the last k of a row do not.
+    // Each depth's sum is divided as that of `loss` is, by the number of labels that are not ignored.
+    at::Tensor further;
+  };
+  // REQUIRES: config.built_mtp_layers() > 0.
+  Losses losses(const at::Tensor& ids, const at::Tensor& labels, const LossOptions& options = {});
+
+  // From here on each row's documents, which end with `end_token`, do not see each other, and the positions of each
+  // begin at 0. Labels that lead from one to the next are the caller's to ignore. A forward makes one mask for all
+  // layers, [batch, 1, sequence, sequence] in the dtype of the hidden states; attention then costs what it does over
+  // whole rows.
+  void separate_documents(int64_t end_token) { model_->separate_documents(end_token); }
+
   // Normal with config.initializer_range, norms 1, biases 0. Drawn on the CPU in float32: the same on every device.
   void init_weights(uint64_t seed);
   // What init_weights() writes, one parameter after the other: float32, on the CPU, dropped when `visit` returns. For
@@ -104,11 +144,13 @@ class CausalLM : public torch::nn::Module {
   void place_buffers(c10::Device device);
 
   const ModelConfig& config() const { return config_; }
-  // Of the layers that have experts, in order.
-  std::vector<MixtureOfExperts*> expert_layers() const;
+  // Of the decoder's layers that have experts, in order; `further`: and of those that predict further tokens.
+  std::vector<MixtureOfExperts*> expert_layers(bool further = false) const;
+  const std::vector<std::shared_ptr<MtpLayer>>& mtp_layers() const { return model_->mtp_layers(); }
 
  private:
   void check_ids(const at::Tensor& ids) const;
+  void check_labels(const at::Tensor& ids, const at::Tensor& labels) const;
   ModelConfig config_;
   std::shared_ptr<Decoder> model_;
   std::shared_ptr<Head> lm_head_;  // null if tied

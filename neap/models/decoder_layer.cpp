@@ -29,12 +29,13 @@ DecoderLayer::DecoderLayer(const ModelConfig& config, int64_t index, at::TensorO
   register_module("mlp", mlp_);
 }
 
-at::Tensor DecoderLayer::forward(const at::Tensor& hidden, const RotaryTables& rotary) {
-  return hook_point().run(*this, {hidden, rotary.cos, rotary.sin}, &DecoderLayer::body);
+at::Tensor DecoderLayer::forward(const at::Tensor& hidden, const RotaryTables& rotary, const at::Tensor& mask) {
+  return hook_point().run(*this, {hidden, rotary.cos, rotary.sin, mask}, &DecoderLayer::body);
 }
 
-at::Tensor DecoderLayer::body(const at::Tensor& hidden, const at::Tensor& cos, const at::Tensor& sin) const {
-  const at::Tensor attended = hidden + self_attn_->forward(input_layernorm_->forward(hidden), {cos, sin});
+at::Tensor DecoderLayer::body(const at::Tensor& hidden, const at::Tensor& cos, const at::Tensor& sin,
+                              const at::Tensor& mask) const {
+  const at::Tensor attended = hidden + self_attn_->forward(input_layernorm_->forward(hidden), {cos, sin}, mask);
   return attended + mlp_->forward(post_attention_layernorm_->forward(attended));
 }
 

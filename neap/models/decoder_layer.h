@@ -11,13 +11,15 @@ class MixtureOfExperts;
 class DecoderLayer : public torch::nn::Module, public autograd::Hookable {
  public:
   DecoderLayer(const ModelConfig& config, int64_t index, at::TensorOptions options);
-  at::Tensor forward(const at::Tensor& hidden, const RotaryTables& rotary);
+  // `mask` as in AttentionUnit.
+  at::Tensor forward(const at::Tensor& hidden, const RotaryTables& rotary, const at::Tensor& mask = {});
 
   MixtureOfExperts* experts() const { return experts_; }  // null if it has an mlp
 
- private:
-  at::Tensor body(const at::Tensor& hidden, const at::Tensor& cos, const at::Tensor& sin) const;
+ protected:
+  at::Tensor body(const at::Tensor& hidden, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& mask) const;
 
+ private:
   std::shared_ptr<RmsNorm> input_layernorm_, post_attention_layernorm_;
   std::shared_ptr<AttentionUnit> self_attn_;
   std::shared_ptr<FeedForwardUnit> mlp_;

@@ -68,6 +68,9 @@ void check_deepseek(const ModelConfig& config, const Expect& expect) {
            concat("num_key_value_heads must be num_attention_heads (", config.num_attention_heads,
                   ") with latent attention; found ", config.num_key_value_heads));
   }
+  expect(config.mtp_layers >= 0, concat("num_nextn_predict_layers must be at least 0; found ", config.mtp_layers));
+  expect(!config.with_mtp || (config.mtp_layers > 0 && config.experts),
+         "layers that predict further tokens were asked for; num_nextn_predict_layers names none");
   if (!config.experts) return;
   const ExpertsConfig& experts = *config.experts;
   positive({{"n_routed_experts", experts.count},
@@ -112,7 +115,7 @@ void write_deepseek(const ModelConfig& config, nlohmann::ordered_json& json) {
   json["first_k_dense_replace"] = experts.first_layer;
   json["norm_topk_prob"] = experts.norm_topk_prob;
   json["routed_scaling_factor"] = experts.routed_scaling_factor;
-  json["num_nextn_predict_layers"] = 0;  // what is written has none
+  json["num_nextn_predict_layers"] = config.built_mtp_layers();
 }
 
 }  // namespace neap::models::internal

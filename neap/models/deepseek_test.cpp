@@ -152,18 +152,5 @@ TEST_F(DeepseekFiles, EveryTensorThatDoesNotFitIsListed) {
                     HasSubstr("misshapen: model.layers.1.mlp.gate.e_score_correction_bias is [8], expected [12]")));
 }
 
-TEST_F(DeepseekFiles, LayersThatPredictFurtherTokensAreLeftOutWithAWarning) {
-  ModelConfig longer = testing::small_deepseek(61);
-  longer.num_hidden_layers = 4;
-  save_hf(*make_model(longer), dir_);
-  ModelConfig config = testing::small_deepseek(61);
-  const auto model = make_model(config);
-  EXPECT_THAT(testing::error_of([&] { load_hf(*model, dir_); }), HasSubstr("unexpected: model.layers.3."));
-  config.mtp_layers = 1;
-  const auto with = make_model(config);
-  load_hf(*with, dir_);
-  EXPECT_THAT(warnings_, AllOf(HasSubstr("38 tensors of layers that predict further tokens"), HasSubstr("nextn")));
-}
-
 }  // namespace
 }  // namespace neap::models

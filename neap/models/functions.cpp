@@ -94,8 +94,8 @@ std::pair<at::Tensor, at::Tensor> split_pairs(const at::Tensor& x, int64_t size,
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, int sign, RotaryPairs from,
                   RotaryPairs to) {
   const int64_t size = 2 * cos.size(-1);
-  const at::Tensor c = cos.unsqueeze(1);  // [sequence, 1, pairs]: one angle for all heads
-  const at::Tensor s = sin.unsqueeze(1);
+  const at::Tensor c = cos.unsqueeze(-2);  // [sequence, 1, pairs]: one angle for all heads
+  const at::Tensor s = sin.unsqueeze(-2);
   const auto [first, second] = split_pairs(x, size, from);
   at::Tensor out = at::empty_like(x, at::MemoryFormat::Contiguous);
   auto [out_first, out_second] = split_pairs(out, size, to);

@@ -13,7 +13,8 @@
 
 namespace neap::models {
 
-// cos and sin of position times frequency, both [sequence, head_dim / 2]. Made once per forward, shared by all layers.
+// cos and sin of position times frequency, both [sequence, head_dim / 2], or [batch, sequence, head_dim / 2] where rows
+// have positions of their own. Made once per forward, shared by all layers.
 struct RotaryTables {
   at::Tensor cos;
   at::Tensor sin;

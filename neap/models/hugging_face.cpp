@@ -144,21 +144,41 @@ void fill(const at::Tensor& parameter, const Weights::Place& place) {
 
 // Names of the file that a model need not have a parameter for.
 bool may_be_ignored(const std::string& name, const CausalLM& model) {
-  return name.ends_with(".rotary_emb.inv_freq") || (name == kHead && model.config().tie_word_embeddings);
+  if (name.ends_with(".rotary_emb.inv_freq")) return true;
+  return std::ranges::any_of(hf_copies(model.config()), [&](const HfCopy& copy) { return copy.name == name; });
 }
 
-// Of a layer behind the last one of the decoder, which predicts further tokens.
-bool of_mtp_layer(const std::string& name, const ModelConfig& config) {
-  for (int64_t i = 0; i < config.mtp_layers; ++i) {
-    if (name.starts_with(concat("model.layers.", config.num_hidden_layers + i, "."))) return true;
+bool any_of_mtp_layers(const Weights& weights, const ModelConfig& config) {
+  return std::ranges::any_of(weights.all(), [&](const auto& item) { return is_of_mtp_layer(item.first, config); });
+}
+
+struct Match {
+  std::vector<std::pair<at::Tensor, const Weights::Place*>> pairs;
+  int64_t left_out = 0;  // tensors of layers that predict further tokens, which the model has not
+};
+
+void check_copies(const ModelConfig& config, const Weights& weights, const fs::path& dir) {
+  for (const HfCopy& copy : hf_copies(config)) {
+    const Weights::Place* found = weights.find(copy.name);
+    const Weights::Place* original = weights.find(copy.of);
+    if (original == nullptr && config.tie_word_embeddings) original = weights.find(kHead);
+    if (found == nullptr || original == nullptr) continue;
+    NEAP_CHECK(std::ranges::equal(found->bytes(), original->bytes()), "[models] ", dir.string(), ": expected ",
+               copy.name, " to be ", copy.of, " again; they differ; ",
+               copy.name == kHead ? "config.json ties the embeddings: set tie_word_embeddings to false"
+                                  : "layers that predict further tokens share the model's own (model.mtp: off does "
+                                    "without them)");
   }
-  return false;
 }
 
 // Finds what goes where and throws the list of all that does not fit.
-std::vector<std::pair<at::Tensor, const Weights::Place*>> match(const CausalLM& model, const Weights& weights,
-                                                                const fs::path& dir) {
-  std::vector<std::pair<at::Tensor, const Weights::Place*>> pairs;
+Match match(const CausalLM& model, const Weights& weights, const fs::path& dir) {
+  const ModelConfig& config = model.config();
+  NEAP_CHECK(!config.with_mtp || any_of_mtp_layers(weights, config), "[models] ", dir.string(),
+             ": expected tensors of the layers that predict further tokens, which config.json counts "
+             "(num_nextn_predict_layers: ",
+             config.mtp_layers, "); found none, as transformers leaves them out; model.mtp: off does without them");
+  Match found;
   std::set<std::string> expected;
   std::string faults;
   for (const auto& [name, tensor] : file_items(model)) {
@@ -174,33 +194,26 @@ std::vector<std::pair<at::Tensor, const Weights::Place*>> match(const CausalLM& 
     } else if (!at::isFloatingType(files::to_torch(place->info().type))) {
       faults += concat("\n  not floating-point: ", name, " is ", files::name_of(place->info().type));
     } else {
-      pairs.emplace_back(tensor, place);
+      found.pairs.emplace_back(tensor, place);
     }
   }
-  int64_t of_mtp = 0;
   for (const auto& [name, place] : weights.all()) {
     if (expected.contains(name) || may_be_ignored(name, model)) continue;
-    if (of_mtp_layer(name, model.config())) {
-      ++of_mtp;
+    if (!config.with_mtp && is_of_mtp_layer(name, config)) {
+      ++found.left_out;
     } else {
       faults += "\n  unexpected: " + name;
     }
   }
   NEAP_CHECK(faults.empty(), "[models] ", dir.string(), ": the tensors do not fit config.json:", faults);
-  if (of_mtp > 0) {
-    log_warning("[models] ", dir.string(), ": ", of_mtp, " tensors of layers that predict further tokens (",
-                "num_nextn_predict_layers) are neither trained nor saved again");
-  }
-  return pairs;
+  check_copies(config, weights, dir);
+  return found;
 }
 
-void check_tied(const CausalLM& model, const Weights& weights, const fs::path& dir) {
-  const Weights::Place* head = weights.find(kHead);
-  const Weights::Place* embedding = weights.find(kEmbedding);
-  if (!model.config().tie_word_embeddings || head == nullptr || embedding == nullptr) return;
-  NEAP_CHECK(std::ranges::equal(head->bytes(), embedding->bytes()), "[models] ", dir.string(),
-             ": config.json ties the embeddings, but ", kHead, " and ", kEmbedding,
-             " differ; set tie_word_embeddings to false");
+void warn_of_left_out(int64_t tensors, const fs::path& dir) {
+  if (tensors == 0) return;
+  log_warning("[models] ", dir.string(), ": ", tensors, " tensors of layers that predict further tokens (",
+              "num_nextn_predict_layers) are neither trained nor saved again; model.mtp: load keeps them");
 }
 
 int64_t bytes_of(const HfTensor& tensor) {
@@ -293,12 +306,31 @@ std::vector<HfTensor> hf_tensors(const HfTensor& of_model) {
   return tensors;
 }
 
+bool is_of_mtp_layer(std::string_view name, const ModelConfig& config) {
+  for (int64_t i = 0; i < config.mtp_layers; ++i) {
+    if (name.starts_with(concat("model.layers.", config.num_hidden_layers + i, "."))) return true;
+  }
+  return false;
+}
+
+std::vector<HfCopy> hf_copies(const ModelConfig& config) {
+  std::vector<HfCopy> copies;
+  const char* head = config.tie_word_embeddings ? kEmbedding : kHead;
+  if (config.tie_word_embeddings) copies.push_back({kHead, kEmbedding, false});
+  for (int64_t i = 0; i < config.built_mtp_layers(); ++i) {
+    const std::string layer = concat("model.layers.", config.num_hidden_layers + i, ".");
+    copies.push_back({layer + "embed_tokens.weight", kEmbedding, true});
+    copies.push_back({layer + "shared_head.head.weight", head, true});
+  }
+  return copies;
+}
+
 void load_hf(CausalLM& model, const fs::path& dir) {
   const Weights weights(dir);
-  const auto pairs = match(model, weights, dir);
-  check_tied(model, weights, dir);
+  const Match found = match(model, weights, dir);
+  warn_of_left_out(found.left_out, dir);
   const at::NoGradGuard no_grad;
-  for (const auto& [parameter, place] : pairs) fill(parameter, *place);
+  for (const auto& [parameter, place] : found.pairs) fill(parameter, *place);
 }
 
 class HfWeights::Impl {
@@ -309,13 +341,14 @@ class HfWeights::Impl {
     const Weights::Place* place;
   };
 
-  Impl(const CausalLM& model, const fs::path& dir) : weights_(dir) {
+  Impl(const CausalLM& model, const fs::path& dir) : weights_(dir), dir_(dir) {
     std::map<const c10::StorageImpl*, std::vector<Segment>> by_storage;
-    for (const auto& [tensor, place] : match(model, weights_, dir)) {
+    const Match found = match(model, weights_, dir);
+    left_out_ = found.left_out;
+    for (const auto& [tensor, place] : found.pairs) {
       const int64_t begin = tensor.storage_offset();
       by_storage[tensor.storage().unsafeGetStorageImpl()].push_back({begin, begin + tensor.numel(), place});
     }
-    check_tied(model, weights_, dir);
     const auto add = [&](const auto& named) {
       for (const auto& item : named) {
         if (is_lora_parameter(item.key())) continue;
@@ -327,14 +360,18 @@ class HfWeights::Impl {
   }
 
   const std::vector<Segment>& of(const std::string& name) const { return segments_.at(name); }
+  void warn() const { warn_of_left_out(left_out_, dir_); }
 
  private:
   Weights weights_;
+  fs::path dir_;
+  int64_t left_out_ = 0;
   std::map<std::string, std::vector<Segment>> segments_;
 };
 
 HfWeights::HfWeights(const CausalLM& model, const fs::path& dir) : impl_(std::make_unique<Impl>(model, dir)) {}
 HfWeights::~HfWeights() = default;
+void HfWeights::warn_of_what_is_left_out() const { impl_->warn(); }
 
 void HfWeights::read(const std::string& name, int64_t begin, const at::Tensor& out) const {
   const at::NoGradGuard no_grad;
@@ -351,16 +388,35 @@ void HfWeights::read(const std::string& name, int64_t begin, const at::Tensor& o
 std::vector<StoredTensor> hf_contents(const CausalLM& model, const fs::path& dir) {
   const Weights weights(dir);
   std::vector<StoredTensor> stored;
-  for (const auto& [parameter, place] : match(model, weights, dir))
-    stored.push_back({place->info(), place->file->path()});
+  const auto add = [&](const Weights::Place& place) { stored.push_back({place.info(), place.file->path()}); };
+  for (const auto& [parameter, place] : match(model, weights, dir).pairs) add(*place);
+  for (const HfCopy& copy : hf_copies(model.config())) {
+    const Weights::Place* place = weights.find(copy.name);
+    if (place != nullptr && copy.written) add(*place);
+  }
   return stored;
 }
 
-std::shared_ptr<CausalLM> model_from_hf(const fs::path& dir, at::TensorOptions options) {
+bool hf_has_mtp_layers(const ModelConfig& config, const fs::path& dir) {
+  return config.mtp_layers > 0 && any_of_mtp_layers(Weights(dir), config);
+}
+
+std::shared_ptr<CausalLM> model_from_hf(const fs::path& dir, at::TensorOptions options, bool with_mtp) {
   NEAP_CHECK(fs::is_directory(dir), "[models] expected a model directory; not found: ", dir.string());
-  auto model = std::make_shared<CausalLM>(ModelConfig::from_file(dir / "config.json"), options);
+  ModelConfig config = ModelConfig::from_file(dir / "config.json");
+  config.with_mtp = with_mtp;
+  auto model = std::make_shared<CausalLM>(std::move(config), options);
   load_hf(*model, dir);
   return model;
+}
+
+void add_hf_copies(std::vector<HfTensor>& tensors, const ModelConfig& config) {
+  for (const HfCopy& copy : hf_copies(config)) {
+    if (!copy.written) continue;
+    HfTensor tensor = *std::ranges::find(tensors, copy.of, &HfTensor::name);
+    tensor.name = copy.name;
+    tensors.push_back(std::move(tensor));
+  }
 }
 
 void save_hf(const CausalLM& model, const fs::path& dir, const SaveOptions& options) {
@@ -368,6 +424,7 @@ void save_hf(const CausalLM& model, const fs::path& dir, const SaveOptions& opti
   for (auto& [name, view] : file_items(model)) {
     tensors.push_back({name, view.scalar_type(), view.sizes().vec(), [view] { return view; }});
   }
+  add_hf_copies(tensors, model.config());
   save_hf(model.config().to_json(dtype_name(model.parameters().front().scalar_type())), tensors, dir, options);
 }
 

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -25,8 +26,21 @@ std::vector<std::pair<std::string, at::Tensor>> hf_views(const std::string& name
 
 // Fills the parameters and buffers of `model`, converting to their dtype and device. Names and shapes are compared
 // first: missing, unexpected, misshapen and integer tensors are one UserError that lists them, and then the model is
-// unchanged. Layers that predict further tokens (ModelConfig::mtp_layers) are left out, with a warning.
+// unchanged. Layers that predict further tokens are left out with a warning, unless the model has them
+// (ModelConfig::with_mtp): then their copies of the embedding and the head have to be the same bytes as the model's.
 void load_hf(CausalLM& model, const std::filesystem::path& dir);
+
+// A tensor that files may have under a second name: a tied head, and what layers that predict further tokens share.
+struct HfCopy {
+  std::string name, of;
+  bool written;  // by save_hf(), as the published files have them
+};
+std::vector<HfCopy> hf_copies(const ModelConfig& config);
+
+// Whether a tensor of this name belongs to a layer behind the decoder that predicts further tokens.
+bool is_of_mtp_layer(std::string_view name, const ModelConfig& config);
+// Whether `dir` holds any. Transformers leaves them out when it saves, but not out of config.json.
+bool hf_has_mtp_layers(const ModelConfig& config, const std::filesystem::path& dir);
 
 // A tensor of the file it lies in.
 struct StoredTensor {
@@ -36,8 +50,10 @@ struct StoredTensor {
 // What `dir` holds of `model`, which may lie on the meta device; with the errors of load_hf(). Reads headers alone.
 std::vector<StoredTensor> hf_contents(const CausalLM& model, const std::filesystem::path& dir);
 
-// The model that `dir` holds, on the device and in the dtype of `options` (default: float32 on the CPU).
-std::shared_ptr<CausalLM> model_from_hf(const std::filesystem::path& dir, at::TensorOptions options = {});
+// The model that `dir` holds, on the device and in the dtype of `options` (default: float32 on the CPU); `with_mtp`:
+// and its layers that predict further tokens.
+std::shared_ptr<CausalLM> model_from_hf(const std::filesystem::path& dir, at::TensorOptions options = {},
+                                        bool with_mtp = false);
 
 // The weights of a directory, read piece by piece: by ranks that hold pieces of the model, which may lie on the meta
 // device. The files are mapped, so that of them nothing is read but what is asked for.
@@ -49,6 +65,8 @@ class HfWeights {
   HfWeights(const HfWeights&) = delete;
   HfWeights& operator=(const HfWeights&) = delete;
 
+  // As load_hf() does it; the constructor does not.
+  void warn_of_what_is_left_out() const;
   // Copies elements begin, begin + 1, … of a parameter or buffer, in row-major order, into `out`: one-dimensional, of
   // any dtype, on any device. REQUIRES: `name` as in named_parameters() or named_buffers(), and so many elements.
   void read(const std::string& name, int64_t begin, const at::Tensor& out) const;
@@ -76,6 +94,8 @@ struct HfTensor {
 // What files have instead of a tensor of the model: itself, or parts of it (hf_views()), for which it is made once if
 // they are asked for in order.
 std::vector<HfTensor> hf_tensors(const HfTensor& of_model);
+// Adds what save_hf() writes a second time (hf_copies()). REQUIRES: `tensors` has what they are copies of.
+void add_hf_copies(std::vector<HfTensor>& tensors, const ModelConfig& config);
 
 // The same for tensors from anywhere and the text of their config.json.
 void save_hf(const std::string& config_json, const std::vector<HfTensor>& tensors, const std::filesystem::path& dir,

@@ -13,9 +13,10 @@ namespace {
 
 using neap::internal::concat;
 
-constexpr std::string_view kKinds[] = {"embedding", "attention", "mlp", "router", "experts", "norms", "head"};
+constexpr std::string_view kKinds[] = {"embedding", "attention", "mlp", "router", "experts", "norms", "head", "mtp"};
 
-std::string_view kind_of(std::string_view name) {
+std::string_view kind_of(std::string_view name, const ModelConfig& config) {
+  if (is_of_mtp_layer(name, config)) return "mtp";
   const auto has = [&](std::string_view part) { return name.find(part) != std::string_view::npos; };
   if (has("embed_tokens")) return "embedding";
   if (has("lm_head")) return "head";
@@ -38,8 +39,10 @@ std::string layers_line(const ModelConfig& config) {
   if (!config.experts) return std::to_string(config.num_hidden_layers);
   const ExpertsConfig& experts = *config.experts;
   const int64_t dense = std::min(experts.first_layer, config.num_hidden_layers);
-  return concat(config.num_hidden_layers, ": ", dense, " with an mlp, ", config.num_hidden_layers - dense, " with ",
-                experts.count, " experts, ", experts.per_token, " for a token");
+  return concat(
+      config.num_hidden_layers, ": ", dense, " with an mlp, ", config.num_hidden_layers - dense, " with ",
+      experts.count, " experts, ", experts.per_token, " for a token",
+      config.with_mtp ? concat("; ", config.mtp_layers, " behind them that predict further tokens (model.mtp)") : "");
 }
 
 std::string attention_line(const ModelConfig& config) {
@@ -77,6 +80,7 @@ KindOfTensors Inspection::total() const {
 int64_t Inspection::parameters_per_token() const {
   int64_t count = total().parameters;
   for (const KindOfTensors& kind : kinds) {
+    if (kind.name == "mtp") count -= kind.parameters;
     if (kind.name == "experts")
       count -= kind.parameters / config.experts->count * (config.experts->count - config.experts->per_token);
   }
@@ -86,13 +90,15 @@ int64_t Inspection::parameters_per_token() const {
 Inspection inspect_hf(const std::filesystem::path& dir) {
   NEAP_CHECK(std::filesystem::is_directory(dir), "[models] expected a model directory; not found: ", dir.string());
   Inspection found{.config = ModelConfig::from_file(dir / "config.json"), .dtypes = {}, .kinds = {}};
+  found.config.with_mtp = hf_has_mtp_layers(found.config, dir);
   const CausalLM model(found.config, at::TensorOptions(at::kMeta));
   for (const std::string_view name : kKinds) found.kinds.push_back({.name = name, .bytes = {}});
   std::set<std::filesystem::path> paths;
   for (const StoredTensor& stored : hf_contents(model, dir)) {
     paths.insert(stored.file);
     ++found.dtypes[std::string(files::name_of(stored.info.type))];
-    KindOfTensors& kind = *std::ranges::find(found.kinds, kind_of(stored.info.name), &KindOfTensors::name);
+    KindOfTensors& kind =
+        *std::ranges::find(found.kinds, kind_of(stored.info.name, found.config), &KindOfTensors::name);
     ++kind.tensors;
     kind.parameters += stored.info.bytes / files::size_of(stored.info.type);
     kind.bytes += Bytes(stored.info.bytes);

@@ -16,7 +16,9 @@ namespace neap::models {
 // The tensors of one kind, together. Norms are those of attention and layers alike; shared experts count as mlp, as
 // every token passes them.
 struct KindOfTensors {
-  std::string_view name;  // embedding, attention, mlp, router, experts, norms or head
+  // embedding, attention, mlp, router, experts, norms, head, or mtp: all of the layers that predict further tokens, and
+  // their copies of embedding and head
+  std::string_view name;
   int64_t tensors = 0;
   int64_t parameters = 0;
   Bytes bytes;  // in the files
@@ -29,7 +31,8 @@ struct Inspection {
   std::vector<KindOfTensors> kinds;       // in the order above, without those that the model has not
 
   KindOfTensors total() const;
-  int64_t parameters_per_token() const;  // without the experts that a token is not routed to
+  // Without the experts that a token is not routed to, and without what predicts further tokens.
+  int64_t parameters_per_token() const;
 };
 
 // Checks what load_hf() checks, with the same errors.

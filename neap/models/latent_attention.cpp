@@ -2,7 +2,6 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 
 #include <algorithm>
 #include <cmath>
@@ -54,7 +53,8 @@ at::Tensor LatentAttention::queries(const at::Tensor& x) const {
   return q_b_proj_->forward(q_a_layernorm_->forward(q_a_proj_->forward(x)));
 }
 
-at::Tensor LatentAttention::body(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) const {
+at::Tensor LatentAttention::body(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                                 const at::Tensor& mask) const {
   const RotaryTables rotary{cos, sin};
   const RotaryPairs pairs = config_.rope_interleave ? RotaryPairs::kNeighbours : RotaryPairs::kHalves;
   const int64_t batch = x.size(0), sequence = x.size(1);
@@ -74,9 +74,7 @@ at::Tensor LatentAttention::body(const at::Tensor& x, const at::Tensor& cos, con
   // each head; the zeros change neither scores nor sums.
   const int64_t size = std::max(config_.qk_head_dim(), config_.v_head_dim);
   const auto operand = [&](const at::Tensor& t) { return padded(t, size).transpose(1, 2); };
-  const at::Tensor mixed =
-      at::scaled_dot_product_attention(operand(query), operand(key), operand(value),
-                                       /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true, scale_);
+  const at::Tensor mixed = attend(operand(query), operand(key), operand(value), mask, scale_, /*grouped=*/false);
   const at::Tensor tokens = mixed.narrow(-1, 0, config_.v_head_dim).transpose(1, 2);
   return o_proj_->forward(tokens.reshape({batch, sequence, heads_ * config_.v_head_dim}));
 }

@@ -15,7 +15,8 @@ class LatentAttention : public AttentionUnit {
   LatentAttention(const ModelConfig& config, at::TensorOptions options);
 
  private:
-  at::Tensor body(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) const override;
+  at::Tensor body(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                  const at::Tensor& mask) const override;
   at::Tensor queries(const at::Tensor& x) const;  // [batch, sequence, heads * qk_head_dim]
 
   LatentAttentionConfig config_;

@@ -6,6 +6,13 @@
 
 namespace neap::models {
 
+at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& mask,
+                  std::optional<double> scale, bool grouped) {
+  const auto given = mask.defined() ? std::optional<at::Tensor>(mask) : std::nullopt;
+  return at::scaled_dot_product_attention(query, key, value, given, /*dropout_p=*/0.0, /*is_causal=*/!given, scale,
+                                          grouped);
+}
+
 Linear::Linear(int64_t in, int64_t out, bool with_bias, at::TensorOptions options)
     : weight(register_parameter("weight", at::empty({out, in}, options))) {
   if (with_bias) bias = register_parameter("bias", at::empty({out}, options));
@@ -25,8 +32,8 @@ void Linear::set_addition(std::shared_ptr<const LinearAddition> addition,
 RmsNorm::RmsNorm(int64_t size, double eps, at::TensorOptions options)
     : weight(register_parameter("weight", at::empty({size}, options))), eps_(eps) {}
 
-at::Tensor AttentionUnit::forward(const at::Tensor& x, const RotaryTables& rotary) {
-  return hook_point().run(*this, {x, rotary.cos, rotary.sin}, &AttentionUnit::body);
+at::Tensor AttentionUnit::forward(const at::Tensor& x, const RotaryTables& rotary, const at::Tensor& mask) {
+  return hook_point().run(*this, {x, rotary.cos, rotary.sin, mask}, &AttentionUnit::body);
 }
 
 at::Tensor FeedForwardUnit::forward(const at::Tensor& x) {
@@ -49,7 +56,8 @@ Attention::Attention(const ModelConfig& config, at::TensorOptions options)
   k_norm_ = register_module("k_norm", std::make_shared<RmsNorm>(head_dim_, config.rms_norm_eps, options));
 }
 
-at::Tensor Attention::body(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) const {
+at::Tensor Attention::body(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                           const at::Tensor& mask) const {
   const RotaryTables rotary{cos, sin};
   const int64_t batch = x.size(0);
   const int64_t sequence = x.size(1);
@@ -63,9 +71,8 @@ at::Tensor Attention::body(const at::Tensor& x, const at::Tensor& cos, const at:
   }
   query = apply_rotary(query, rotary);
   key = apply_rotary(key, rotary);
-  const at::Tensor mixed = at::scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2),
-                                                            value.transpose(1, 2), /*attn_mask=*/{}, /*dropout_p=*/0.0,
-                                                            /*is_causal=*/true, /*scale=*/{}, /*enable_gqa=*/grouped_);
+  const at::Tensor mixed = attend(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), mask,
+                                  /*scale=*/{}, grouped_);
   return o_proj_->forward(mixed.transpose(1, 2).reshape({batch, sequence, -1}));
 }
 

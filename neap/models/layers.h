@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,6 +28,10 @@ class LinearAddition {
   // `y` is the layer's own output for `x`.
   virtual at::Tensor add_to(const at::Tensor& y, const at::Tensor& x) const = 0;
 };
+
+// scaled_dot_product_attention of [batch, heads, sequence, size], causal unless there is a mask.
+at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& mask,
+                  std::optional<double> scale, bool grouped);
 
 class Linear : public torch::nn::Module {
  public:
@@ -59,10 +64,13 @@ class RmsNorm : public torch::nn::Module {
 // The first half of a decoder layer, of whatever kind: mixes tokens. A hook point.
 class AttentionUnit : public torch::nn::Module, public autograd::Hookable {
  public:
-  at::Tensor forward(const at::Tensor& x, const RotaryTables& rotary);  // [batch, sequence, hidden] in and out
+  // [batch, sequence, hidden] in and out. `mask` is added to the scores, as documents.h makes it; undefined: each token
+  // attends to all before it.
+  at::Tensor forward(const at::Tensor& x, const RotaryTables& rotary, const at::Tensor& mask = {});
 
  private:
-  virtual at::Tensor body(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) const = 0;
+  virtual at::Tensor body(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                          const at::Tensor& mask) const = 0;
 };
 
 // The second half of a decoder layer, of whatever kind: works on each token alone. A hook point.
@@ -80,7 +88,8 @@ class Attention : public AttentionUnit {
   Attention(const ModelConfig& config, at::TensorOptions options);
 
  private:
-  at::Tensor body(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) const override;
+  at::Tensor body(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                  const at::Tensor& mask) const override;
 
   int64_t head_dim_;
   bool grouped_;

@@ -15,6 +15,7 @@
 #include "neap/autograd/unit_selection.h"
 #include "neap/base/error.h"
 #include "neap/models/layers.h"
+#include "neap/models/mtp_layer.h"
 
 namespace neap::models {
 namespace {
@@ -38,6 +39,15 @@ class Lora : public LinearAddition {
 using NamedLinears = std::vector<std::pair<std::string, std::shared_ptr<Linear>>>;
 
 constexpr std::string_view kOutputHead = "lm_head";
+
+// "model.layers.61." of each layer that predicts further tokens.
+std::vector<std::string> mtp_prefixes(const torch::nn::Module& model) {
+  std::vector<std::string> prefixes;
+  for (const auto& item : model.named_modules(/*name_prefix=*/"", /*include_self=*/false)) {
+    if (dynamic_cast<const MtpLayer*>(item.value().get()) != nullptr) prefixes.push_back(item.key() + ".");
+  }
+  return prefixes;
+}
 
 NamedLinears linears_of(const torch::nn::Module& model) {
   NamedLinears found;
@@ -78,9 +88,21 @@ NamedLinears select_linears(const torch::nn::Module& model, const std::vector<st
   for (const auto& item : model.named_modules(/*name_prefix=*/"", /*include_self=*/false))
     names.modules.push_back(item.key());
   for (const auto& [name, linear] : linears) names.units.push_back(name);
+  const std::vector<std::string> further = mtp_prefixes(model);
   std::set<std::size_t> chosen;
   for (const std::string& wanted : modules) {
-    for (const std::size_t index : matching_linears(wanted, names)) chosen.insert(index);
+    bool any = false;
+    for (const std::size_t index : matching_linears(wanted, names)) {
+      const auto of = std::ranges::find_if(
+          further, [&](const std::string& prefix) { return names.units[index].starts_with(prefix); });
+      if (of != further.end() && !wanted.starts_with(*of)) continue;
+      chosen.insert(index);
+      any = true;
+    }
+    NEAP_CHECK(any, "[lora.modules] ", wanted,
+               " is only in layers that predict further tokens, which take adapters where they are named by number; "
+               "expected such as ",
+               further.front(), wanted.substr(wanted.rfind('.') + 1));
   }
   NamedLinears selected;
   for (const std::size_t index : chosen) selected.push_back(std::move(linears[index]));

@@ -29,9 +29,10 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 // Freezes every parameter of the model and puts adapters beside the linear layers that options.modules names: by the
 // last part of their name (q_proj), by a pattern (model.layers.{*}.self_attn.q_proj; neap/autograd/unit_selection.h),
-// or all of them ("all-linear"; not the output head, whose weight the loss uses directly). A is drawn as PEFT does, on
-// the CPU and from `seed`, equal on every device; B is zero, so the model computes what it did. Returns the names of
-// the adapted modules. UserError, with the model unchanged, when a name matches nothing.
+// or all of them ("all-linear"; not the output head, whose weight the loss uses directly). Of a layer that predicts
+// further tokens (mtp_layer.h) only what a pattern names by the layer's own number, such as model.layers.61.mlp.*. A is
+// drawn as PEFT does, on the CPU and from `seed`, equal on every device; B is zero, so the model computes what it did.
+// Returns the names of the adapted modules. UserError, with the model unchanged, when a name matches nothing.
 std::vector<std::string> add_lora(torch::nn::Module& model, const LoraOptions& options, uint64_t seed);
 // The same with given values, as draw_lora() returns them and read_lora(); on the meta device none are kept.
 std::vector<std::string> add_lora(torch::nn::Module& model, const LoraOptions& options, const NamedTensors& values);

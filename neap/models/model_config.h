@@ -94,9 +94,10 @@ struct ModelConfig {
 
   std::optional<LatentAttentionConfig> latent_attention;  // empty: grouped-query attention
   std::optional<ExpertsConfig> experts;                   // empty: every layer has an mlp
-  // Layers behind the last one that predict further tokens (num_nextn_predict_layers). They are not built: what a
-  // directory holds for them is left there, with a warning.
+  // Layers behind the last one that predict further tokens (num_nextn_predict_layers; mtp_layer.h), and whether a model
+  // has them. Without them what a directory holds of them is left there, with a warning, and config.json says 0.
   int64_t mtp_layers = 0;
+  bool with_mtp = false;
 
   // `source` names the text in messages: the path of the file, say.
   static ModelConfig from_json(std::string_view text, std::string_view source = "config.json");
@@ -109,6 +110,7 @@ struct ModelConfig {
   void validate(std::string_view source = "ModelConfig") const;
 
   std::string architecture() const;  // "LlamaForCausalLM"
+  int64_t built_mtp_layers() const { return with_mtp ? mtp_layers : 0; }
   bool has_experts(int64_t layer) const { return experts && layer >= experts->first_layer; }
 };
 

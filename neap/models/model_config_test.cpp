@@ -171,6 +171,9 @@ TEST(ModelConfig, ADeepseekIsReadBackFromWhatItWrites) {
     EXPECT_FALSE(again.experts->norm_topk_prob);
     EXPECT_TRUE(again.qkv_bias);
     EXPECT_EQ(again.mtp_layers, 0) << "their weights are not written";
+    ModelConfig with = config;
+    with.with_mtp = true;
+    EXPECT_EQ(ModelConfig::from_json(with.to_json()).mtp_layers, 1);
   }
 }
 

@@ -2,7 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/outer.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/where.h>
 
@@ -70,7 +69,12 @@ at::Tensor rotary_frequencies(const ModelConfig& config) {
 }
 
 RotaryTables rotary_tables(const at::Tensor& frequencies, int64_t sequence, at::ScalarType dtype, double factor) {
-  const at::Tensor angles = at::outer(at::arange(sequence, frequencies.options()), frequencies);
+  return rotary_tables(frequencies, at::arange(sequence, frequencies.options()), dtype, factor);
+}
+
+RotaryTables rotary_tables(const at::Tensor& frequencies, const at::Tensor& positions, at::ScalarType dtype,
+                           double factor) {
+  const at::Tensor angles = positions.to(frequencies.scalar_type()).unsqueeze(-1) * frequencies;
   at::Tensor cos = angles.cos(), sin = angles.sin();
   if (factor != 1.0) {
     cos.mul_(factor);

@@ -16,5 +16,8 @@ at::Tensor rotary_frequencies(const ModelConfig& config);
 // cos and sin of the angles times `factor` (RopeScaling::table_factor()), computed in float32 and rounded to `dtype`
 // last. `frequencies` are on the device the tables shall be on.
 RotaryTables rotary_tables(const at::Tensor& frequencies, int64_t sequence, at::ScalarType dtype, double factor = 1.0);
+// The same for given positions, of any shape; the tables have a dimension more.
+RotaryTables rotary_tables(const at::Tensor& frequencies, const at::Tensor& positions, at::ScalarType dtype,
+                           double factor = 1.0);
 
 }  // namespace neap::models

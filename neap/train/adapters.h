@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,6 +37,10 @@ class Adapters {
   void save(const std::filesystem::path& dir, const std::string& base_model, shard::Sharded* sharded,
             bool writes) const;
 
+  // What a run that goes on has to have in common with the one before: rank, alpha, dropout and modules, and of
+  // lora.adapter the values. By the keys of the run file.
+  std::map<std::string, std::string> description() const;
+
   // For the heading: "rank 8, alpha 16, 14 modules, 0.5 M parameters".
   std::string describe() const;
 
@@ -44,6 +49,7 @@ class Adapters {
   models::LoraOptions options_;  // modules by their whole names
   models::NamedTensors values_;  // for fill(), whole; adapters are small
   int64_t parameters_ = 0;
+  std::string checksum_;  // of the values of lora.adapter
 };
 
 }  // namespace neap::train

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -45,13 +46,17 @@ std::vector<std::string> patterns_of(const Section& section) {
 
 // UserError for whatever does not fit: the data and its tokens, units that do not exist, weights.
 struct Input {
-  models::ModelConfig model;
+  models::ModelConfig model;  // as model.mtp has it
   TokenFile tokens;
   Sequences sequences;
   std::optional<TokenFile> eval_tokens;
   std::optional<Sequences> eval_sequences;
 
+  std::map<std::string, std::string> adapters = {};  // Adapters::description(); empty without
+
   explicit Input(const RunConfig& config);
+  // What of it a checkpoint has beside the model and the data.
+  checkpoint::State description() const;
 };
 
 // Collective with several ranks: it builds the model. `config` and what `shell` refers to live longer.
@@ -73,7 +78,9 @@ class Assembly {
     return {.model = *model_, .sharded = sharded(), .optimizer = *optimizer_, .device = device_.c10_device()};
   }
   int64_t parameter_count();  // of the whole model
-  Trainer::Loss loss(double z_loss);
+  // To train with, and to evaluate with: the model's own, without z_loss.
+  Trainer::Loss loss();
+  Trainer::Loss evaluation_loss();
 
   // Running out of the device's memory in `function` becomes the report of what holds it.
   template <class Function>
@@ -91,6 +98,7 @@ class Assembly {
  private:
   void be_one_rank();
   void load_model(const Input& input);
+  void freeze_further_layers();
   void make_optimizer();
   MemoryUse use_of_memory() const;
 

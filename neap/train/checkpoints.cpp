@@ -116,14 +116,19 @@ fs::path checkpoint_directory(const RunConfig& config) {
   return config.checkpoint.dir.empty() ? fs::path(config.log.dir) / "checkpoints" : fs::path(config.checkpoint.dir);
 }
 
-Checkpoints::Checkpoints(const RunConfig& config, std::string model, const Sequences& sequences, comm::World* world)
+Checkpoints::Checkpoints(const RunConfig& config, std::string model, const Sequences& sequences, comm::World* world,
+                         checkpoint::State more)
     : options_(config.checkpoint),
       dir_(checkpoint_directory(config)),
       world_(world),
       description_{{"config", to_yaml(config)},
                    {"data", fingerprint(sequences)},
                    {"model", std::move(model)}},
-      saver_(dir_, {.keep_last = options_.keep_last, .asynchronous = options_.asynchronous}, world) {
+      saver_(
+          dir_,
+          {.keep_last = options_.keep_last, .asynchronous = options_.asynchronous, .host_limit = options_.host_limit},
+          world) {
+  description_.merge(more);
   std::string path;
   comm::together(world, "checkpoint.resume", [&] {
     if (comm::rank_of(world_) == 0) path = find().value_or("").string();
@@ -151,6 +156,7 @@ void Checkpoints::open(const RunConfig& config, const fs::path& path) {
   NEAP_CHECK(reader_->state("model") == description_.at("model"), "[model.path] the model of ", config.model.path,
              " is not the one that ", index, " is a checkpoint of; they were configured as\n", description_.at("model"),
              "\nand\n", reader_->state("model"));
+  check_same_adapters(description_, reader_->index().state, config.lora, index);
   NEAP_CHECK(reader_->state("data") == description_.at("data"), "[data.path] ", config.data.path,
              " does not hold the data that ", index,
              " was trained on; a resumed run goes on in the same data, checkpoint.resume: none begins another one");

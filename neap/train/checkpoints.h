@@ -57,8 +57,10 @@ class Checkpoints {
  public:
   // Finds what checkpoint.resume names and compares it with this run. UserError for what does not fit, also for
   // checkpoints of another run in a directory that this one would save to. Reads an index at most; writes nothing.
-  // `model`: its config.json.
-  Checkpoints(const RunConfig& config, std::string model, const Sequences& sequences, comm::World* world);
+  // `model`: its config.json. `more` stands in each checkpoint, too; what of it describes adapters (resumption.h) has
+  // to be what it was.
+  Checkpoints(const RunConfig& config, std::string model, const Sequences& sequences, comm::World* world,
+              checkpoint::State more = {});
 
   // Where the run begins.
   Taken start() const noexcept { return start_; }
@@ -99,5 +101,7 @@ std::filesystem::path checkpoint_directory(const RunConfig& config);
 // "parameter.NAME", "buffer.NAME": how a checkpoint calls the parameter or buffer NAME.
 inline constexpr const char* kParameterPrefix = "parameter.";
 inline constexpr const char* kBufferPrefix = "buffer.";
+// What of the model's directory the run is without, for people.
+inline constexpr const char* kLeftOut = "left_out";
 
 }  // namespace neap::train

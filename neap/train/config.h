@@ -15,7 +15,9 @@
 namespace neap::train {
 
 enum class Init { kPretrained, kRandom };
+enum class MtpMode { kOff, kLoad, kTrain };
 enum class DataFormat { kAutomatic, kNanoGpt, kLlmC, kMegatron, kText };
+enum class Documents { kJoined, kMasked, kSeparate };
 enum class TokenType { kUint8, kInt8, kUint16, kInt16, kUint32, kInt32, kInt64 };
 enum class NonFinite { kStop, kSkip };
 enum class Deterministic { kOff, kOn, kWarn };
@@ -32,6 +34,7 @@ enum class OptimType { kAdamW, kSgd };
 struct ModelSection {
   std::string path;
   Init init = Init::kPretrained;
+  MtpMode mtp = MtpMode::kOff;  // the layers that predict further tokens
 };
 
 // Adapters; the model itself is frozen then. On with a rank or a directory.
@@ -51,6 +54,8 @@ struct DataSection {
   TokenType token_type = TokenType::kUint16;
   bool shuffle = true;
   std::string eval;  // held-out data; empty = none
+  Documents documents = Documents::kJoined;
+  std::optional<int64_t> end_token;  // of documents; none = what config.json says
 };
 
 struct TrainSection {
@@ -67,6 +72,7 @@ struct TrainSection {
   std::optional<int64_t> global_batch;  // sequences of all ranks in a step
   Dtype dtype = Dtype::kFloat32;        // of forward and backward; parameters stay float32
   double z_loss = 0;
+  double mtp_weight = 0.1;   // of the loss of the layers that predict further tokens
   int64_t eval_every = 0;    // steps; 0 = after the last one alone
   int64_t eval_batches = 0;  // of each evaluation, over all ranks; 0 = all of data.eval
 };
@@ -139,6 +145,7 @@ struct CheckpointSection {
   int64_t keep_last = 3;        // 0 = all
   std::string resume = "none";  // none, auto, or a path
   bool asynchronous = true;
+  std::optional<Bytes> host_limit;  // of the copies that are written meanwhile; none = unlimited
   bool export_model = false;
 };
 

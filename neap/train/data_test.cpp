@@ -110,6 +110,25 @@ TEST_F(DataTest, LabelsAreTheInputsOneTokenLater) {
   }
 }
 
+TEST_F(DataTest, WhatFollowsADocumentIsNotLearned) {
+  const TokenFile file = TokenFile::open(write("a.txt", "ab.de..hi."));
+  EXPECT_TRUE(file.contains('.'));
+  EXPECT_TRUE(file.contains('i'));
+  EXPECT_FALSE(file.contains('c'));
+  EXPECT_FALSE(file.contains(300));
+  const Sequences sequences(file, {.length = 3, .shuffle = false, .seed = 0, .end_token = '.'});
+  std::vector<int64_t> inputs(9);
+  std::vector<int64_t> labels(9);
+  sequences.read(0, inputs, labels);
+  EXPECT_THAT(inputs, ElementsAre('a', 'b', '.', 'd', 'e', '.', '.', 'h', 'i'));
+  EXPECT_THAT(labels, ElementsAre('b', '.', kIgnoredLabel, 'e', '.', kIgnoredLabel, kIgnoredLabel, 'i', '.'));
+  EXPECT_EQ(sequences.learned(0, 3), 6);
+  EXPECT_EQ(sequences.learned(2, 1), 2);
+  EXPECT_EQ(sequences.learned(1, 4), 8);  // into the next epoch
+  EXPECT_TRUE(sequences.leaves_out());
+  EXPECT_EQ(Sequences(file, {.length = 3}).learned(0, 3), 9);
+}
+
 TEST_F(DataTest, AnEpochHoldsEverySequenceOnceAndDependsOnSeedAndEpochAlone) {
   const TokenFile file = TokenFile::open(write("a.txt", [] {
     std::string bytes;

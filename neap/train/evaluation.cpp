@@ -17,8 +17,6 @@
 namespace neap::train {
 namespace {
 
-constexpr int64_t kIgnored = -100;
-
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
@@ -30,18 +28,19 @@ Evaluation::Evaluation(Parts parts, const TrainSection& train)
       rank_(parts_.world == nullptr ? 0 : parts_.world->rank()),
       sequences_(parts_.sequences.per_epoch()) {
   if (train.eval_batches > 0) sequences_ = std::min(sequences_, train.eval_batches * train.batch);
+  labels_ = std::max<int64_t>(parts_.sequences.learned(0, sequences_), 1);
 }
 
 // Rows beyond the end count nothing: every rank runs the same number of batches, since running one is collective.
 at::Tensor Evaluation::batch_loss(int64_t batch) {
   const at::Tensor inputs = at::zeros({train_.batch, train_.sequence}, at::kLong);
-  const at::Tensor labels = at::full_like(inputs, kIgnored);
+  const at::Tensor labels = at::full_like(inputs, kIgnoredLabel);
   const int64_t first = batch * train_.batch;
   const int64_t rows = std::clamp<int64_t>(sequences_ - first, 0, train_.batch);
   const auto tokens = static_cast<size_t>(rows * train_.sequence);
   parts_.sequences.read(first, {inputs.data_ptr<int64_t>(), tokens}, {labels.data_ptr<int64_t>(), tokens});
   const c10::Device device = parts_.device.c10_device();
-  return parts_.loss(inputs.to(device), labels.to(device), /*divisor=*/1);
+  return parts_.loss(inputs.to(device), labels.to(device), /*divisor=*/1).loss;
 }
 
 double Evaluation::loss() {
@@ -61,7 +60,7 @@ double Evaluation::loss() {
   const auto sums = all.accessor<float, 2>();
   double total = 0;
   for (int64_t batch = 0; batch < batches; ++batch) total += sums[batch % ranks_][batch / ranks_];
-  return total / static_cast<double>(sequences_ * train_.sequence);
+  return total / static_cast<double>(labels_);
 }
 
 }  // namespace neap::train

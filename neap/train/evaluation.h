@@ -39,6 +39,7 @@ class Evaluation {
   const TrainSection train_;
   const int64_t ranks_, rank_;
   int64_t sequences_;  // that take part
+  int64_t labels_;     // of them, that count
 };
 
 }  // namespace neap::train

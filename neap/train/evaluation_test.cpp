@@ -20,14 +20,14 @@ namespace {
 constexpr const char* kText = "abcdefghijklm";
 
 struct HeldOut {
-  HeldOut() {
+  explicit HeldOut(std::optional<int64_t> end = std::nullopt) {
     std::string path = (std::filesystem::temp_directory_path() / "neap-eval-XXXXXX").string();
     const int descriptor = ::mkstemp(path.data());
     EXPECT_EQ(::write(descriptor, kText, 13), 13);
     ::close(descriptor);
     file.emplace(TokenFile::open(path));
     std::filesystem::remove(path);
-    sequences.emplace(*file, Sequences::Options{.length = 4, .shuffle = false, .seed = 0});
+    sequences.emplace(*file, Sequences::Options{.length = 4, .shuffle = false, .seed = 0, .end_token = end});
   }
 
   // Of a token: the square of a weight that its label picks.
@@ -71,6 +71,16 @@ TEST(Evaluation, IsTheMeanOverTheTokensOfTheFileAndTheLastBatchMayBeShort) {
   EXPECT_NEAR(data.evaluate(1, 0), data.expected(3), 1e-6);
   EXPECT_NEAR(data.evaluate(2, 0), data.expected(3), 1e-6);
   EXPECT_NEAR(data.evaluate(8, 0), data.expected(3), 1e-6);
+}
+
+TEST(Evaluation, LabelsThatTheDataLeavesOutDoNotCount) {
+  const HeldOut data('c');
+  double total = 0;
+  for (int64_t i = 1; i <= 12; ++i) {
+    const auto value = data.weight[static_cast<int64_t>(kText[i])].item<double>();
+    if (kText[i] != 'd') total += value * value;
+  }
+  EXPECT_NEAR(data.evaluate(2, 0), total / 11, 1e-6);
 }
 
 TEST(Evaluation, CanBeLimitedToTheFirstBatches) {

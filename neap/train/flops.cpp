@@ -39,14 +39,17 @@ double feed_forward_weights(const models::ModelConfig& config, int64_t layer) {
 
 }  // namespace
 
-double flops_per_token(const models::ModelConfig& config, int64_t sequence, bool frozen) {
+double flops_per_token(const models::ModelConfig& config, int64_t sequence, bool frozen, int64_t further) {
   const Attention attention = attention_of(config);
-  double weights = static_cast<double>(config.hidden_size) * static_cast<double>(config.vocab_size);
-  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+  const auto hidden = static_cast<double>(config.hidden_size);
+  const int64_t layers = config.num_hidden_layers + further;
+  double weights = hidden * static_cast<double>(config.vocab_size) * static_cast<double>(1 + further) +
+                   2 * hidden * hidden * static_cast<double>(further);
+  for (int64_t layer = 0; layer < layers; ++layer) {
     weights += attention.weights + feed_forward_weights(config, layer);
   }
-  const auto layers = static_cast<double>(config.num_hidden_layers);
-  return (frozen ? 4 : 6) * weights + 6 * layers * attention.per_position * static_cast<double>(sequence);
+  return (frozen ? 4 : 6) * weights +
+         6 * static_cast<double>(layers) * attention.per_position * static_cast<double>(sequence);
 }
 
 }  // namespace neap::train

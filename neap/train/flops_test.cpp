@@ -27,6 +27,10 @@ TEST(Flops, CountOfExpertsThoseThatATokenIsRoutedTo) {
   const double weights = 3 * attention + 3 * 32 * 48 + 2 * (32 * 8 + 3 * (3 + 1) * 32 * 20) + 32 * 97;
   EXPECT_EQ(flops_per_token(testing::small_deepseek(/*vocabulary=*/97), 10),
             6 * weights + 6 * 3 * (4 * 20 + 4 * 10) * 10);
+  // One that predicts further tokens: another such layer with experts, a projection of 64 to 32, the head again.
+  const double further = attention + 32 * 8 + 3 * (3 + 1) * 32 * 20 + 64 * 32 + 32 * 97;
+  EXPECT_EQ(flops_per_token(testing::small_deepseek(/*vocabulary=*/97), 10, /*frozen=*/false, /*further=*/1),
+            6 * (weights + further) + 6 * 4 * (4 * 20 + 4 * 10) * 10);
 }
 
 }  // namespace

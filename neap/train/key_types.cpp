@@ -125,6 +125,19 @@ Key optional_key(std::string path, Access<std::optional<T>> at, const Optional& 
   return key;
 }
 
+Key optional_integer_key(std::string path, Access<std::optional<int64_t>> at, int64_t low, std::string none,
+                         std::string help) {
+  const std::string expected = neap::internal::concat("an integer of at least ", low, ", or ", none);
+  return optional_key<int64_t>(
+      std::move(path), std::move(at),
+      {.type = neap::internal::concat("integer from ", low), .expected = expected, .none = std::move(none)},
+      [low](const std::string& text) {
+        const auto value = parse_integer(text);
+        return value && *value >= low ? value : std::nullopt;
+      },
+      [](int64_t value) { return std::to_string(value); }, std::move(help));
+}
+
 }  // namespace
 
 void throw_bad_value(const std::string& path, const RawValue& raw, const std::string& expected) {
@@ -271,14 +284,11 @@ Key optional_integer_key(std::string path, Access<std::optional<int>> at, std::s
 }
 
 Key optional_count_key(std::string path, Access<std::optional<int64_t>> at, std::string none, std::string help) {
-  const std::string expected = "an integer of at least 1, or " + none;
-  return optional_key<int64_t>(
-      std::move(path), std::move(at), {.type = "integer from 1", .expected = expected, .none = std::move(none)},
-      [](const std::string& text) {
-        const auto value = parse_integer(text);
-        return value && *value >= 1 ? value : std::nullopt;
-      },
-      [](int64_t value) { return std::to_string(value); }, std::move(help));
+  return optional_integer_key(std::move(path), std::move(at), 1, std::move(none), std::move(help));
+}
+
+Key optional_token_key(std::string path, Access<std::optional<int64_t>> at, std::string none, std::string help) {
+  return optional_integer_key(std::move(path), std::move(at), 0, std::move(none), std::move(help));
 }
 
 Key optional_number_key(std::string path, Access<std::optional<double>> at, std::string none, std::string help) {

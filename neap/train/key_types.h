@@ -38,6 +38,8 @@ Key optional_bytes_key(std::string path, Access<std::optional<Bytes>> at, std::s
 Key optional_integer_key(std::string path, Access<std::optional<int>> at, std::string none, std::string help);
 Key optional_count_key(std::string path, Access<std::optional<int64_t>> at, std::string none, std::string help);
 // Above 0.
+// At least 0.
+Key optional_token_key(std::string path, Access<std::optional<int64_t>> at, std::string none, std::string help);
 Key optional_number_key(std::string path, Access<std::optional<double>> at, std::string none, std::string help);
 // "25GB/s"; "unlimited" or 0 is no limit.
 Key rate_key(std::string path, Access<Bytes> at, std::string help);

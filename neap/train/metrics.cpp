@@ -73,6 +73,7 @@ std::vector<std::pair<std::string_view, double>> scalars(const StepMetrics& m) {
   if (m.device_peak) out.emplace_back("device_peak", static_cast<double>(m.device_peak->count));
   if (m.mfu) out.emplace_back("mfu", *m.mfu);
   if (m.eval_loss) out.emplace_back("eval_loss", *m.eval_loss);
+  if (m.mtp_loss) out.emplace_back("mtp_loss", *m.mtp_loss);
   if (m.host_bytes.count > 0) {
     out.emplace_back("host_bytes", static_cast<double>(m.host_bytes.count));
     out.emplace_back("late_reloads", static_cast<double>(m.late_reloads));

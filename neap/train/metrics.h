@@ -31,6 +31,9 @@ struct StepMetrics {
   // Exactly what the model computed: float32 values, compared bit by bit between runs.
   double loss = 0;
   double grad_norm = 0;  // before clipping
+  // Of layers that predict further tokens, which `loss` is without: the mean over them, not weighted; none = not
+  // trained.
+  std::optional<double> mtp_loss;
   double lr = 0;
   int64_t tokens = 0;
   double step_ms = 0;                    // on the host's clock

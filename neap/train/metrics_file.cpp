@@ -42,6 +42,7 @@ std::string to_json_line(const StepMetrics& m) {
   return Json{{"step", m.step},
               {"loss", m.loss},
               {"grad_norm", m.grad_norm},
+              {"mtp_loss", or_null(m.mtp_loss)},
               {"lr", m.lr},
               {"tokens", m.tokens},
               {"tokens_per_s", m.tokens_per_s()},

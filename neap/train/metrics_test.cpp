@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -21,6 +22,15 @@ TEST(Metrics, ALineHoldsEveryBitOfTheLoss) {
   EXPECT_TRUE(json["device_peak"].is_null());
   const auto bad = nlohmann::json::parse(to_json_line(step(1, std::numeric_limits<double>::quiet_NaN(), 50)));
   EXPECT_TRUE(bad["loss"].is_null());
+}
+
+TEST(Metrics, TheLossOfFurtherTokensStandsBesideTheOther) {
+  StepMetrics metrics = step(1, 2, 50);
+  EXPECT_TRUE(nlohmann::json::parse(to_json_line(metrics))["mtp_loss"].is_null());
+  EXPECT_FALSE(std::ranges::any_of(scalars(metrics), [](const auto& item) { return item.first == "mtp_loss"; }));
+  metrics.mtp_loss = 3.5;
+  EXPECT_EQ(nlohmann::json::parse(to_json_line(metrics))["mtp_loss"], 3.5);
+  EXPECT_TRUE(std::ranges::any_of(scalars(metrics), [](const auto& item) { return item.first == "mtp_loss"; }));
 }
 
 TEST(Metrics, ALineHoldsThePartsOfThePeak) {

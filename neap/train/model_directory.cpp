@@ -40,10 +40,11 @@ void copy_tokenizer(const fs::path& from, const fs::path& to) {
   }
 }
 
-void write(const ModelDirectory& target, const std::vector<models::HfTensor>& tensors) {
+void write(const ModelDirectory& target, std::vector<models::HfTensor> tensors) {
+  models::add_hf_copies(tensors, target.config);
   files::AtomicDirectory directory(target.path);
   copy_tokenizer(target.source, directory.temporary());
-  models::save_hf(target.config_json, tensors, directory.temporary());
+  models::save_hf(target.config.to_json(), tensors, directory.temporary());
   directory.commit();
 }
 
@@ -73,8 +74,15 @@ void write_model(const ModelDirectory& target, const torch::nn::Module& model, s
       }
     }
     for (const auto& item : model.named_buffers()) add(tensors, item.key(), item.value());
-    write(target, tensors);
+    write(target, std::move(tensors));
   });
+}
+
+void warn_of_export_without_mtp(const fs::path& path, const models::ModelConfig& config) {
+  if (config.mtp_layers == 0 || config.with_mtp) return;
+  log_warning("[checkpoint.export] ", path.string(), " is without the model's ", config.mtp_layers,
+              config.mtp_layers == 1 ? " layer" : " layers",
+              " that predict further tokens (num_nextn_predict_layers); model.mtp: load keeps them");
 }
 
 void convert_checkpoint(checkpoint::Reader& reader, const fs::path& out) {
@@ -95,7 +103,13 @@ void convert_checkpoint(checkpoint::Reader& reader, const fs::path& out) {
   }
   const std::string index = (reader.dir() / checkpoint::kIndexName).string();
   const RunConfig config = parse_config(reader.state("config"), index, {});
-  write({.path = out, .config_json = reader.state("model"), .source = config.model.path}, tensors);
+  models::ModelConfig model = models::ModelConfig::from_json(reader.state("model"), index);
+  model.with_mtp = model.mtp_layers > 0;  // a run without them says that there are none
+  write({.path = out, .config = model, .source = config.model.path}, std::move(tensors));
+  const auto& state = reader.index().state;
+  if (const auto left_out = state.find(kLeftOut); left_out != state.end()) {
+    log_warning("[checkpoint] ", out.string(), " is without ", left_out->second);
+  }
   if (of_adapters > 0) {
     log_warning("[checkpoint] ", out.string(), " is the model alone, as it was; the ", of_adapters,
                 " tensors of adapters beside it are left out: a run leaves them in adapter/");

@@ -7,6 +7,8 @@
 #include <filesystem>
 #include <string>
 
+#include "neap/models/model_config.h"
+
 namespace torch::nn {
 class Module;
 }
@@ -24,7 +26,7 @@ namespace neap::train {
 
 struct ModelDirectory {
   std::filesystem::path path;
-  std::string config_json;
+  models::ModelConfig config;
   std::filesystem::path source;  // of the tokenizer's files, those that there are
 };
 
@@ -32,6 +34,9 @@ struct ModelDirectory {
 // and holds the whole model on the host when it is in pieces. An error is one on every rank.
 void write_model(const ModelDirectory& target, const torch::nn::Module& model, shard::Sharded* sharded,
                  comm::World* world);
+
+// One line when the model was built without layers that predict further tokens (model.mtp: off): `path` has none.
+void warn_of_export_without_mtp(const std::filesystem::path& path, const models::ModelConfig& config);
 
 // Of a checkpoint that Checkpoints made, tensor by tensor. UserError when `out` is there already and not empty.
 void convert_checkpoint(checkpoint::Reader& reader, const std::filesystem::path& out);

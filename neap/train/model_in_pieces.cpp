@@ -50,6 +50,7 @@ shard::Sharded shard_and_fill(models::CausalLM& model, comm::MeshGroups groups, 
   const at::NoGradGuard no_grad;
   const std::vector<shard::Shard> shards = sharded.shards();
   if (weights) {
+    if (groups.shard.rank() == 0 && groups.replicate.rank() == 0) weights->warn_of_what_is_left_out();
     fill_from_files(*weights, shards);
     for (const auto& buffer : model.named_buffers()) weights->read(buffer.key(), 0, buffer.value().view({-1}));
   } else {

@@ -118,21 +118,27 @@ shard::Options shard_options(const ParallelSection& parallel, Dtype compute, int
   return options;
 }
 
-Exchanged exchange(comm::World& world, const std::vector<at::Tensor>& losses, bool stop) {
-  const auto count = static_cast<int64_t>(losses.size());
-  const at::Tensor all = at::empty({world.size(), count + 1}, at::kFloat);
+Exchanged exchange(comm::World& world, const std::vector<std::vector<at::Tensor>>& losses, bool stop) {
+  const auto count = static_cast<int64_t>(losses.front().size());
+  const int64_t flag = count * static_cast<int64_t>(losses.size());
+  const at::Tensor all = at::empty({world.size(), flag + 1}, at::kFloat);
   const at::Tensor mine = all.select(0, world.rank());
-  mine.narrow(0, 0, count).copy_(at::stack(losses));
-  mine.select(0, count).fill_(stop ? 1 : 0);
+  for (size_t kind = 0; kind < losses.size(); ++kind) {
+    mine.narrow(0, static_cast<int64_t>(kind) * count, count).copy_(at::stack(losses[kind]));
+  }
+  mine.select(0, flag).fill_(stop ? 1 : 0);
   world.all().all_gather(all, "losses").wait();
 
   const auto values = all.accessor<float, 2>();
-  float loss = values[0][0];
-  for (int64_t micro = 0; micro < count; ++micro) {
-    for (int64_t rank = micro == 0 ? 1 : 0; rank < world.size(); ++rank) loss += values[rank][micro];
+  Exchanged out;
+  for (int64_t first = 0; first < flag; first += count) {
+    float loss = values[0][first];
+    for (int64_t micro = 0; micro < count; ++micro) {
+      for (int64_t rank = micro == 0 ? 1 : 0; rank < world.size(); ++rank) loss += values[rank][first + micro];
+    }
+    out.losses.push_back(loss);
   }
-  Exchanged out{.loss = loss, .stop = false};
-  for (int64_t rank = 0; rank < world.size(); ++rank) out.stop = out.stop || values[rank][count] != 0;
+  for (int64_t rank = 0; rank < world.size(); ++rank) out.stop = out.stop || values[rank][flag] != 0;
   return out;
 }
 

@@ -36,12 +36,12 @@ shard::Options shard_options(const ParallelSection& parallel, Dtype compute, int
 void check_same_config(comm::World& world, const RunConfig& config);
 
 struct Exchanged {
-  double loss = 0;    // of all ranks, float32: added up in the order of the micro-batches
-  bool stop = false;  // some rank wants to stop
+  std::vector<double> losses;  // of all ranks, float32: of each kind, added up in the order of the micro-batches
+  bool stop = false;           // some rank wants to stop
 };
 
-// What the ranks have to agree on in a step. `losses`: float32 scalars, one for each of this rank's micro-batches.
-// Collective; waits for the device and for the others.
-Exchanged exchange(comm::World& world, const std::vector<at::Tensor>& losses, bool stop);
+// What the ranks have to agree on in a step. `losses`: of each kind float32 scalars, one for each of this rank's
+// micro-batches. Collective; waits for the device and for the others.
+Exchanged exchange(comm::World& world, const std::vector<std::vector<at::Tensor>>& losses, bool stop);
 
 }  // namespace neap::train

@@ -74,6 +74,7 @@ std::string step_line(const StepMetrics& m, int64_t steps) {
   std::string out =
       concat("step ", m.step, "/", steps, "  loss ", fixed(m.loss, 4), "  grad_norm ", fixed(m.grad_norm, 3), "  lr ",
              scientific(m.lr, 2), "  ", fixed(m.tokens_per_s(), 0), " tok/s  step ", format_ms(m.step_ms));
+  if (m.mtp_loss) out += "  mtp_loss " + fixed(*m.mtp_loss, 4);
   if (m.device_step_ms) out += " (device " + format_ms(*m.device_step_ms) + ")";
   if (m.mfu) out += "  mfu " + percent(*m.mfu);
   if (m.device_peak) out += "  peak " + to_string(*m.device_peak);

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "neap/checkpoint/directory.h"
@@ -226,6 +227,44 @@ TEST_F(Resuming, ChecksWhatItGoesOnWith) {
   EXPECT_THAT(error_of([&] { Checkpoints(config, "{}", others, nullptr); }), HasSubstr("[data.path]"));
 }
 
+TEST_F(Resuming, AdaptersAreThoseItBeganWith) {
+  ToyRun run(straight.path(), c10::kCPU, "none");
+  const std::map<std::string, std::string> began = {{"lora.rank", "8"},
+                                                    {"lora.alpha", "16"},
+                                                    {"lora.dropout", "0"},
+                                                    {"lora.modules", "layers.0.q_proj layers.0.v_proj"},
+                                                    {"lora.adapter", "one with checksum 1f"}};
+  RunConfig config = run.config;
+  config.lora.adapter = "mine";
+  config.log.dir = broken.path().string();
+  {
+    Checkpoints checkpoints(config, "{}", run.sequences, nullptr, began);
+    run.steps(3);
+    checkpoints.finish(run.state(), run.taken());
+  }
+  config.checkpoint.resume = "auto";
+  const auto error = [&](const std::map<std::string, std::string>& now) {
+    return error_of([&] { Checkpoints(config, "{}", run.sequences, nullptr, now); });
+  };
+  const auto with = [&](const std::string& key, const std::string& value) {
+    auto changed = began;
+    changed[key] = value;
+    return changed;
+  };
+  EXPECT_EQ(error(began), testing::kNoError);
+  EXPECT_THAT(error(with("lora.alpha", "32")),
+              AllOf(HasSubstr("[lora.alpha] expected 16, with which "), HasSubstr("found 32 (lora.adapter: mine)")));
+  EXPECT_THAT(error(with("lora.rank", "4")), HasSubstr("[lora.rank] expected 8, with which "));
+  EXPECT_THAT(error(with("lora.dropout", "0.1")), HasSubstr("[lora.dropout] expected 0, with which "));
+  EXPECT_THAT(error(with("lora.modules", "layers.0.q_proj")),
+              HasSubstr("[lora.modules] expected layers.0.v_proj among them, with which "));
+  EXPECT_THAT(error(with("lora.modules", "layers.0.k_proj layers.0.q_proj layers.0.v_proj")),
+              HasSubstr("[lora.modules] expected no layers.0.k_proj among them, with which "));
+  EXPECT_THAT(error(with("lora.adapter", "one with checksum 2e")),
+              HasSubstr("[lora.adapter] expected one with checksum 1f, with which "));
+  EXPECT_THAT(error({}), AllOf(HasSubstr("[lora.adapter] expected one with"), HasSubstr("found none")));
+}
+
 TEST(MayChange, EveryKeyIsOnOneSide) {
   for (const char* key : {"train.steps", "train.batch", "device.type", "offload.mode", "recompute.mode",
                           "parallel.shard", "checkpoint.every", "log.dir", "lora.adapter", "model.path", "data.path"}) {
@@ -233,7 +272,8 @@ TEST(MayChange, EveryKeyIsOnOneSide) {
     EXPECT_TRUE(may_change(key)) << key;
   }
   for (const char* key : {"train.seed", "train.sequence", "lora.rank", "lora.alpha", "lora.dropout", "lora.modules",
-                          "data.shuffle", "optim.lr", "optim.schedule", "parallel.reduce_op"}) {
+                          "data.shuffle", "data.documents", "data.end_token", "model.mtp", "train.mtp_weight",
+                          "optim.lr", "optim.schedule", "parallel.reduce_op"}) {
     EXPECT_NE(find_key(key), nullptr) << key;
     EXPECT_FALSE(may_change(key)) << key;
   }

@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
+#include <set>
 #include <span>
+#include <sstream>
 #include <vector>
 
 #include "neap/base/error.h"
@@ -36,6 +39,52 @@ void check_unchanged(const RunConfig& now, const std::string& before, const std:
     NEAP_CHECK(key.show(now) == key.show(then), "[", key.path, "] expected ", key.show(then), ", with which ",
                checkpoint, " was made; found ", key.show(now),
                "; a resumed run goes on with what it began with, checkpoint.resume: none begins another one");
+  }
+}
+
+namespace {
+
+constexpr const char* kModules = "lora.modules";
+
+// "expected A, found B", of lists of names that may be long: a name that only one of them has.
+std::string difference_of_lists(const std::string& before, const std::string& now) {
+  const auto names_of = [](const std::string& text) {
+    std::istringstream in(text);
+    return std::set<std::string>{std::istream_iterator<std::string>(in), {}};
+  };
+  const std::set<std::string> old_names = names_of(before), new_names = names_of(now);
+  for (const std::string& name : old_names) {
+    if (!new_names.contains(name)) return neap::internal::concat("expected ", name, " among them");
+  }
+  for (const std::string& name : new_names) {
+    if (!old_names.contains(name)) return neap::internal::concat("expected no ", name, " among them");
+  }
+  NEAP_ASSERT(false, "lists of adapted modules that have the same names");
+}
+
+}  // namespace
+
+void check_same_adapters(const std::map<std::string, std::string>& now,
+                         const std::map<std::string, std::string>& before, const LoraSection& lora,
+                         const std::string& checkpoint) {
+  const auto value = [](const std::map<std::string, std::string>& entries, const std::string& key) {
+    const auto found = entries.find(key);
+    return found == entries.end() ? std::string("none") : found->second;
+  };
+  std::set<std::string> keys;
+  for (const auto* entries : {&now, &before}) {
+    for (const auto& [key, text] : *entries) {
+      if (key.starts_with(kAdapterPrefix)) keys.insert(key);
+    }
+  }
+  for (const std::string& key : keys) {
+    const std::string then = value(before, key), here = value(now, key);
+    if (then == here) continue;
+    const bool lists = key == kModules && then != "none" && here != "none";
+    NEAP_USER_ERROR("[", key, "] ", lists ? difference_of_lists(then, here) : neap::internal::concat("expected ", then),
+                    ", with which ", checkpoint, " was made; found ", lists ? "otherwise" : here,
+                    lora.adapter.empty() ? "" : neap::internal::concat(" (lora.adapter: ", lora.adapter, ")"),
+                    "; a resumed run goes on with the adapters that it began with");
   }
 }
 

@@ -74,6 +74,12 @@ void print_heading(const Input& input, const RunConfig& config, const Shell& she
     shell.out << "ranks   " << shell.ranks->mesh.describe() << ", pieces of " << to_string(sharded->options().stage)
               << ", " << sharded->usage().shards << " of parameters on each\n";
   }
+  if (input.model.with_mtp) {
+    shell.out << "mtp     " << input.model.mtp_layers << (input.model.mtp_layers == 1 ? " layer" : " layers")
+              << " that predict further tokens, "
+              << (config.model.mtp == MtpMode::kTrain ? concat("trained with weight ", train.mtp_weight) : "kept as is")
+              << '\n';
+  }
   if (const Adapters* adapters = assembly.adapters()) shell.out << "lora    " << adapters->describe() << '\n';
   if (offload::Engine* engine = assembly.engine()) {
     const auto units = engine->unit_names();
@@ -110,6 +116,12 @@ void warn_of_keys_without_effect(const RunConfig& config, const Shell& shell) {
   if (config.offload.options.mode == offload::Mode::kOff && !patterns_of(config.offload).empty()) {
     log_warning("offload.modules and offload.layers have no effect: offload.mode is off");
   }
+  if (config.data.documents == Documents::kJoined && config.data.end_token) {
+    log_warning("data.end_token has no effect: data.documents is joined");
+  }
+  if (config.model.mtp != MtpMode::kTrain && config.train.mtp_weight != RunConfig{}.train.mtp_weight) {
+    log_warning("train.mtp_weight has no effect: model.mtp is not train");
+  }
   if (config.recompute.mode == RecomputeMode::kNone && !patterns_of(config.recompute).empty()) {
     log_warning("recompute.modules and recompute.layers have no effect: recompute.mode is none");
   }
@@ -133,13 +145,14 @@ class StepExtras {
   StepExtras(const RunConfig& config, const Input& input, const Shell& shell, Assembly& assembly)
       : config_(config),
         assembly_(assembly),
-        flops_per_token_(flops_per_token(input.model, config.train.sequence, config.lora.on())) {
+        flops_per_token_(flops_per_token(input.model, config.train.sequence, config.lora.on(),
+                                         config.model.mtp == MtpMode::kTrain ? input.model.mtp_layers : 0)) {
     if (const auto peak = peak_flops(config.device)) {
       peak_ = *peak * static_cast<double>(ranks_of(shell));
     }
     if (!input.eval_sequences) return;
     evaluation_.emplace(Evaluation::Parts{.model = &assembly.state().model,
-                                          .loss = assembly.loss(/*z_loss=*/0),
+                                          .loss = assembly.evaluation_loss(),
                                           .sequences = *input.eval_sequences,
                                           .device = assembly.device(),
                                           .world = assembly.world(),
@@ -171,7 +184,7 @@ class StepExtras {
 
 Trainer::Parts trainer_parts(const RunConfig& config, const Shell& shell, Assembly& assembly, const Input& input,
                              Taken start) {
-  return {.loss = assembly.loss(config.train.z_loss),
+  return {.loss = assembly.loss(),
           .sequences = input.sequences,
           .optimizer = assembly.optimizer(),
           .frozen = assembly.frozen_parameters(),
@@ -297,7 +310,7 @@ RunResult run(const RunConfig& given, const Shell& shell) {
   set_deterministic(config.train.deterministic);
   const Input input(config);
   check_export(config);
-  Checkpoints checkpoints(config, input.model.to_json(), input.sequences, world_of(shell));
+  Checkpoints checkpoints(config, input.model.to_json(), input.sequences, world_of(shell), input.description());
   const bool resumed = checkpoints.start().steps > 0;
   const fs::path dir = writes(shell) ? make_run_directory(config, resumed) : fs::path(config.log.dir);
   RunResult result = with_status(config, shell, [&](RunResult& current) {
@@ -308,7 +321,8 @@ RunResult run(const RunConfig& given, const Shell& shell) {
     assembly.device().synchronize();
     const ModelState state = assembly.state();
     if (config.checkpoint.export_model && current.summary.status == RunStatus::kFinished) {
-      write_model({export_directory(config), input.model.to_json(), config.model.path}, state.model, state.sharded,
+      if (writes(shell)) warn_of_export_without_mtp(export_directory(config), input.model);
+      write_model({export_directory(config), input.model, config.model.path}, state.model, state.sharded,
                   world_of(shell));
     }
     if (const Adapters* adapters = assembly.adapters()) {
@@ -332,7 +346,7 @@ RunResult dry_run(const RunConfig& given, const Shell& shell) {
   set_deterministic(config.train.deterministic);
   const Input input(config);
   check_export(config);
-  Checkpoints checkpoints(config, input.model.to_json(), input.sequences, world_of(shell));
+  Checkpoints checkpoints(config, input.model.to_json(), input.sequences, world_of(shell), input.description());
   return with_status(config, shell, [&](RunResult& /*current*/) {
     Assembly assembly(config, input, shell);
     checkpoints.restore(assembly.state());

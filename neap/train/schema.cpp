@@ -30,6 +30,10 @@ void add_model_and_data(std::vector<Key>& out) {
   out.push_back(
       choice_key<Init>("model.init", AT(model, init), {{"pretrained", Init::kPretrained}, {"random", Init::kRandom}},
                        "Where the weights come from: the directory, or train.seed (then config.json is enough)."));
+  out.push_back(choice_key<MtpMode>(
+      "model.mtp", AT(model, mtp), {{"off", MtpMode::kOff}, {"load", MtpMode::kLoad}, {"train", MtpMode::kTrain}},
+      "Layers of a DeepSeek-V3 that predict further tokens (num_nextn_predict_layers). off: without them, and what the "
+      "run exports has none; load: as they are, in all that the run saves; train: with train.mtp_weight."));
   out.push_back(text_key("data.path", AT(data, path), true,
                          "Token file (.bin); Megatron's NAME.bin with NAME.idx beside it, also as NAME; or any other "
                          "file, read as text with one token per byte."));
@@ -57,6 +61,14 @@ void add_model_and_data(std::vector<Key>& out) {
   out.push_back(text_key("data.eval", AT(data, eval), false,
                          "Held-out data of the same format, on which the loss is measured as train.eval_every says. "
                          "Empty: none."));
+  out.push_back(choice_key<Documents>(
+      "data.documents", AT(data, documents),
+      {{"joined", Documents::kJoined}, {"masked", Documents::kMasked}, {"separate", Documents::kSeparate}},
+      "Documents that share a sequence. joined: one text; masked: what follows a document's last token is not learned; "
+      "separate: and a token attends to its own document alone, whose positions begin at 0."));
+  out.push_back(optional_token_key("data.end_token", AT(data, end_token), "automatic",
+                                   "The token that each document ends with, unless they are joined. automatic: "
+                                   "eos_token_id of config.json."));
 }
 
 void add_lora(std::vector<Key>& out) {
@@ -112,6 +124,9 @@ void add_train(std::vector<Key>& out) {
                 "steps; each layer is converted when it runs. On one rank, too."));
   out.push_back(number_key("train.z_loss", AT(train, z_loss), 0, 1,
                            "Adds so much of the square of logsumexp(logits) to each token's loss; 0: none."));
+  out.push_back(number_key("train.mtp_weight", AT(train, mtp_weight), 0, 100,
+                           "With model.mtp: train: what the loss of those layers, the mean over them, counts beside "
+                           "the model's own (arXiv 2412.19437, 2.2 and 4.2: 0.3, later 0.1)."));
   out.push_back(integer_key("train.eval_every", AT(train, eval_every), 0, 1'000'000'000,
                             "Steps from one measurement on data.eval to the next; 0: after the last step alone. The "
                             "last step always ends with one."));
@@ -268,6 +283,9 @@ void add_checkpoint(std::vector<Key>& out) {
                          "directory of them."));
   out.push_back(boolean_key("checkpoint.asynchronous", AT(checkpoint, asynchronous),
                             "Write while the run goes on, from a copy in host memory; false: the run waits."));
+  out.push_back(optional_bytes_key("checkpoint.host_limit", AT(checkpoint, host_limit), "unlimited",
+                                   "checkpoint.asynchronous: pinned host memory that this copy may take on each rank; "
+                                   "where it needs more, the run waits, with a warning."));
   out.push_back(boolean_key("checkpoint.export", AT(checkpoint, export_model),
                             "Leave the trained model in hf/ in log.dir as a Hugging Face directory."));
 }
@@ -318,6 +336,12 @@ void check_evaluation(const RunConfig& config) {
   NEAP_CHECK(!asked || !config.data.eval.empty(), "[",
              config.train.eval_every > 0 ? "train.eval_every" : "train.eval_batches",
              "] expected data.eval beside it: the held-out data; found none");
+}
+
+void check_mtp(const RunConfig& config) {
+  NEAP_CHECK(config.model.mtp != MtpMode::kTrain || config.train.mtp_weight > 0,
+             "[train.mtp_weight] expected a weight above 0 with model.mtp: train; found 0; model.mtp: load keeps the "
+             "layers that predict further tokens as they are");
 }
 
 void check_recompute(const RecomputeSection& recompute) {
@@ -404,6 +428,7 @@ void check(const RunConfig& config) {
   if (!config.train.tokens) check_warmup(config);
   check_optim(config.optim);
   check_evaluation(config);
+  check_mtp(config);
   check_lora(config.lora);
   check_recompute(config.recompute);
   check_parallel(config.parallel);

@@ -2,6 +2,7 @@
 #include "neap/train/sequences.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "neap/base/error.h"
 
@@ -32,6 +33,22 @@ void Sequences::read(int64_t position, std::span<int64_t> inputs, std::span<int6
     std::ranges::copy(own.subspan(1), labels.begin() + static_cast<std::ptrdiff_t>(begin));
     file_.read(first + options_.length, labels.subspan(begin + length - 1, 1));
   }
+  if (!options_.end_token) return;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i] == *options_.end_token) labels[i] = kIgnoredLabel;
+  }
+}
+
+int64_t Sequences::learned(int64_t position, int64_t count) const {
+  const int64_t all = count * options_.length;
+  if (!options_.end_token) return all;
+  std::vector<int64_t> tokens(static_cast<size_t>(options_.length));
+  int64_t ends = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    file_.read(first_token(position + i), tokens);
+    ends += std::ranges::count(tokens, *options_.end_token);
+  }
+  return all - ends;
 }
 
 }  // namespace neap::train

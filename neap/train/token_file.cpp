@@ -115,6 +115,20 @@ void TokenFile::read(int64_t begin, std::span<int64_t> out) const {
   release(begin, count);
 }
 
+bool TokenFile::contains(int64_t token) const {
+  return visit([&](const auto* tokens) {
+    for (int64_t begin = 0; begin < size_; begin += kCheckedAtOnce) {
+      const int64_t end = std::min(size_, begin + kCheckedAtOnce);
+      const bool found = std::find_if(tokens + begin, tokens + end, [token](auto other) {
+                           return static_cast<int64_t>(other) == token;
+                         }) != tokens + end;
+      release(begin, end - begin);
+      if (found) return true;
+    }
+    return false;
+  });
+}
+
 void TokenFile::check_vocabulary(int64_t vocabulary) const {
   visit([&](const auto* tokens) {
     const auto bad = [&](auto token) {

@@ -34,6 +34,9 @@ class TokenFile {
   // REQUIRES: they lie inside the file.
   void read(int64_t begin, std::span<int64_t> out) const;
 
+  // Whether `token` is anywhere in the file. Reads up to the first one.
+  bool contains(int64_t token) const;
+
   // Throws UserError when a token is not from 0 to `vocabulary` - 1. Reads the whole file once.
   void check_vocabulary(int64_t vocabulary) const;
 

@@ -1,8 +1,10 @@
 #include "neap/train/trainer.h"
 
 #include <ATen/ops/add.h>
+#include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <new>
@@ -112,36 +114,62 @@ at::Tensor Trainer::batch(int64_t micro, at::Tensor& labels) {
   return batch.inputs.to(device, /*non_blocking=*/true);
 }
 
-// `losses`: their sum, or with several ranks each of them, as sums of float32 depend on the order.
-void Trainer::accumulate_gradients(int64_t tokens, std::vector<at::Tensor>& losses) {
-  for (int64_t micro = 0; micro < train_.accumulation; ++micro) {
-    at::Tensor labels;
-    at::Tensor part;
-    phase("forward", [&] {
-      const at::Tensor inputs = batch(micro, labels);
-      part = parts_.loss(inputs, labels, static_cast<double>(tokens));
-    });
-    phase("backward", [&] { part.backward(); });
-    const at::Tensor value = part.detach();
-    if (losses.empty() || ranks_ > 1) {
-      losses.push_back(value);
+// Sums of float32 depend on the order, so with several ranks they are made when all are there.
+void Trainer::add_losses(const LossValue& value, Losses& losses) const {
+  std::vector<at::Tensor> kinds = {value.loss.detach()};
+  if (value.mtp_loss.defined()) kinds.push_back(value.mtp_loss.detach());
+  losses.resize(kinds.size());
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    if (losses[i].empty() || ranks_ > 1) {
+      losses[i].push_back(kinds[i]);
     } else {
-      losses.front() = at::add(losses.front(), value);
+      losses[i].front() = at::add(losses[i].front(), kinds[i]);
     }
   }
 }
 
-void Trainer::reduce(const std::vector<at::Tensor>& losses, StepMetrics& metrics) {
+// Of all ranks and micro-batches, those that the data does not leave out. Collective where it leaves out some.
+int64_t Trainer::labels_of_step() const {
+  int64_t count = 0;
+  for (int64_t micro = 0; micro < train_.accumulation; ++micro) {
+    count += parts_.sequences.learned(sequences_done_ + (micro * ranks_ + rank_) * train_.batch, train_.batch);
+  }
+  if (!parts_.sequences.leaves_out()) return count * ranks_;
+  if (parts_.world != nullptr) {
+    const at::Tensor all = at::full({1}, count, at::TensorOptions(at::kLong));
+    parts_.world->all().all_reduce(all, {.op = comm::ReduceOp::kSum}, "labels that count").wait();
+    count = all.item<int64_t>();
+  }
+  return std::max<int64_t>(count, 1);
+}
+
+void Trainer::accumulate_gradients(int64_t labels_of_all, Losses& losses) {
+  for (int64_t micro = 0; micro < train_.accumulation; ++micro) {
+    at::Tensor labels;
+    std::optional<LossValue> part;
+    phase("forward", [&] {
+      const at::Tensor inputs = batch(micro, labels);
+      part = parts_.loss(inputs, labels, static_cast<double>(labels_of_all));
+    });
+    phase("backward", [&] { part->objective.backward(); });
+    add_losses(*part, losses);
+  }
+}
+
+void Trainer::reduce(const Losses& losses, StepMetrics& metrics) {
+  std::vector<double> values;
   if (parts_.sharded == nullptr) {
     metrics.grad_norm = global_norm(parts_.optimizer.parameters());
-    metrics.loss = losses.front().item<double>();
-    return;
+    for (const auto& kind : losses) values.push_back(kind.front().item<double>());
+  } else {
+    metrics.grad_norm = static_cast<float>(parts_.sharded->grad_norm());
+    const bool stop = parts_.stop_requested && parts_.stop_requested();
+    Exchanged exchanged = exchange(*parts_.world, losses, stop);
+    values = std::move(exchanged.losses);
+    stop_agreed_ = exchanged.stop;
   }
-  metrics.grad_norm = static_cast<float>(parts_.sharded->grad_norm());
-  const bool stop = parts_.stop_requested && parts_.stop_requested();
-  const Exchanged exchanged = exchange(*parts_.world, losses, stop);
-  metrics.loss = exchanged.loss;
-  stop_agreed_ = exchanged.stop;
+  metrics.loss = values[0];
+  if (values.size() > 1) metrics.mtp_loss = values[1];
 }
 
 void Trainer::update(StepMetrics& metrics) {
@@ -177,8 +205,8 @@ StepMetrics Trainer::step() {
   const auto waited = reader_.waited();
   metrics.tokens = train_.batch * train_.sequence * train_.accumulation * ranks_;
   try {
-    std::vector<at::Tensor> losses;
-    accumulate_gradients(metrics.tokens, losses);
+    Losses losses;
+    accumulate_gradients(labels_of_step(), losses);
     phase("gradient norm", [&] { reduce(losses, metrics); });
     update(metrics);
     if (parts_.experts != nullptr) metrics.expert_load = parts_.experts->end_step(!metrics.skipped);

@@ -1,8 +1,8 @@
 // The training loop's one step: forward and backward over the micro-batches, clipping, update.
 //
-// Token-weighted: each micro-batch's loss is its sum over the tokens of the whole step, so gradients and the reported
-// loss are means over all tokens, however they were split, also over ranks (parallel.h). Same data, same seed, same
-// bits, with or without offload and recomputation.
+// Token-weighted: each micro-batch's loss is its sum over the labels of the whole step that count, so gradients and the
+// reported loss are means over all of those, however they were split, also over ranks (parallel.h). Same data, same
+// seed, same bits, with or without offload and recomputation.
 //
 // Batches are read ahead by a thread of their own (batch_reader.h). The host waits for the device once a step, for the
 // gradient norm, and where the device has a clock of its own also for the end of the step, to read it. Not thread-safe.
@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "neap/base/error.h"
@@ -55,8 +56,16 @@ class PeakMeter;
 
 class Trainer {
  public:
-  // The sum of the tokens' losses divided by `divisor`.
-  using Loss = std::function<at::Tensor(const at::Tensor& inputs, const at::Tensor& labels, double divisor)>;
+  // Sums over tokens, divided by `divisor`.
+  struct LossValue {
+    LossValue(at::Tensor loss) : objective(loss), loss(std::move(loss)) {}  // NOLINT: most losses are all there is
+    LossValue(at::Tensor sum, at::Tensor of_model, at::Tensor of_mtp)
+        : objective(std::move(sum)), loss(std::move(of_model)), mtp_loss(std::move(of_mtp)) {}
+    at::Tensor objective;  // what is differentiated
+    at::Tensor loss;       // what is reported as such …
+    at::Tensor mtp_loss;   // … and beside it; undefined: nothing
+  };
+  using Loss = std::function<LossValue(const at::Tensor& inputs, const at::Tensor& labels, double divisor)>;
 
   struct Parts {
     Loss loss;
@@ -98,8 +107,12 @@ class Trainer {
   int64_t sequences_done() const noexcept { return sequences_done_; }
 
  private:
-  void accumulate_gradients(int64_t tokens, std::vector<at::Tensor>& losses);
-  void reduce(const std::vector<at::Tensor>& losses, StepMetrics& metrics);
+  // Of each kind of loss the sum over micro-batches, or with several ranks each of them.
+  using Losses = std::vector<std::vector<at::Tensor>>;
+  int64_t labels_of_step() const;
+  void accumulate_gradients(int64_t labels_of_all, Losses& losses);
+  void add_losses(const LossValue& value, Losses& losses) const;
+  void reduce(const Losses& losses, StepMetrics& metrics);
   at::Tensor batch(int64_t micro, at::Tensor& labels);
   void update(StepMetrics& metrics);
   void add_offload_report(StepMetrics& metrics) const;

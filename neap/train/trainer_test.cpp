@@ -31,6 +31,9 @@ struct Toy {
   TokenFile file = open(text);
   Sequences sequences{file, {.length = 4, .shuffle = false, .seed = 0}};
 
+  Toy() = default;
+  explicit Toy(char end) : sequences(file, {.length = 4, .shuffle = false, .seed = 0, .end_token = end}) {}
+
   static TokenFile open(const std::string& text) {
     std::string path = (std::filesystem::temp_directory_path() / "neap-trainer-XXXXXX").string();
     const int descriptor = ::mkstemp(path.data());
@@ -89,6 +92,42 @@ TEST(Trainer, TheLossIsTheMeanOverAllTokensHoweverTheyAreSplit) {
     expected += value * value / 24;
   }
   EXPECT_NEAR(a.loss, expected, 1e-5);
+}
+
+TEST(Trainer, TheMeanIsOverTheLabelsThatCountHoweverTheyAreSplit) {
+  for (const auto& [batch, accumulation] : {std::pair(6, 1), std::pair(1, 6)}) {
+    Toy toy(' ');
+    std::vector<double> divisors;
+    int64_t counted = 0;
+    const auto loss = [&](const at::Tensor& in, const at::Tensor& labels, double divisor) {
+      counted += labels.ne(kIgnoredLabel).sum().item<int64_t>();
+      divisors.push_back(divisor);
+      return toy.loss(in, divisor);
+    };
+    EXPECT_EQ(toy.trainer(section(batch, accumulation), 0, loss).step().tokens, 24);
+    EXPECT_EQ(counted, 24 - 4);  // "The quick brown fox jump"
+    EXPECT_THAT(divisors, ::testing::Each(20));
+    EXPECT_EQ(divisors.size(), static_cast<size_t>(accumulation));
+  }
+}
+
+TEST(Trainer, ASecondLossIsAddedUpBesideTheFirstAndDifferentiatedAsTheirSumSays) {
+  at::manual_seed(1);
+  Toy plain;
+  at::manual_seed(1);
+  Toy both;
+  const StepMetrics alone = plain.trainer(section(1, 3)).step();
+  const StepMetrics beside =
+      both.trainer(section(1, 3), 0,
+                   [&](const at::Tensor& in, const at::Tensor&, double divisor) -> Trainer::LossValue {
+                     const at::Tensor loss = both.loss(in, divisor);
+                     return {loss * 3, loss, loss * 2};
+                   })
+          .step();
+  EXPECT_EQ(beside.loss, alone.loss);
+  EXPECT_NEAR(beside.mtp_loss.value(), 2 * alone.loss, 1e-6);
+  EXPECT_NEAR(beside.grad_norm, 3 * alone.grad_norm, 1e-5);
+  EXPECT_EQ(alone.mtp_loss, std::nullopt);
 }
 
 TEST(Trainer, EachStepTakesTheNextSequencesAndTheSchedulesRate) {

@@ -1,12 +1,13 @@
 """Megatron's files and adapters through the command line."""
 
 import json
+import shutil
 import struct
 
 import numpy as np
 import pytest
 from neaptide_command import neaptide
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 
@@ -107,6 +108,28 @@ def truncate(path):
 
 def rank_of(path, rank):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"r": rank}))
+
+
+def test_a_resumed_run_goes_on_with_the_adapter_it_began_with(workspace):
+    cpu = "--device.type=cpu"
+    assert workspace.train(cpu, "--lora.rank=2", "--lora.alpha=4").code == 0
+    adapter, config = workspace.path / "out" / "adapter", "adapter_config.json"
+    common = [cpu, "--log.dir=run", "--checkpoint.every=2", "--checkpoint.resume=auto", "--optim.schedule=constant"]
+    assert workspace.train(*common, "--lora.adapter=out/adapter", "--train.steps=2").code == 0
+    for name in "moved", "louder", "other":
+        shutil.copytree(adapter, workspace.path / name)
+    text = (adapter / config).read_text()
+    (workspace.path / "louder" / config).write_text(text.replace('"lora_alpha": 4.0', '"lora_alpha": 8.0'))
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    changed = {name: value * 2 for name, value in tensors.items()}
+    save_file(changed, workspace.path / "other" / "adapter_model.safetensors", metadata={"format": "pt"})
+    for arguments, message in [
+        (["--lora.adapter=louder"], "[lora.alpha] expected 4, with which run/checkpoints/step-00000002/index.json was"),
+        (["--lora.adapter=other"], "[lora.adapter] expected one with checksum "),
+        ([], "[lora.adapter] expected one with checksum "),
+    ]:
+        assert workspace.train(*common, *arguments).error_line().startswith(message)
+    assert workspace.train(*common, "--lora.adapter=moved").code == 0
 
 
 def test_tokenised_lines_of_json_train(workspace):

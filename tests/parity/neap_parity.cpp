@@ -1,11 +1,13 @@
 // One forward and backward of a Hugging Face model directory, for comparison with transformers.
 //
 //   neap_parity MODEL_DIR INPUT.safetensors OUTPUT.safetensors [--gradients PREFIX]… [--save DIR]
-//               [--adapter DIR [--save-adapter DIR]]
+//               [--adapter DIR [--save-adapter DIR]] [--mtp-weight WEIGHT]
 //
 // INPUT holds "ids" and "labels" (int64, [batch, sequence]; labels already shifted). OUTPUT gets "logits", "loss" and
 // "grad.NAME" of every trained parameter, or of those whose name starts with a PREFIX. --save writes the model again.
+// --mtp-weight differentiates the loss of the layers that predict further tokens, too, and writes it as "mtp_loss".
 // --adapter puts an adapter of PEFT into the model first, and --save-adapter writes that again.
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -54,20 +56,30 @@ void run(const std::vector<std::string>& arguments) {
   NEAP_CHECK(arguments.size() >= 3, "usage: neap_parity MODEL_DIR INPUT OUTPUT [--gradients PREFIX]… [--save DIR]");
   std::vector<std::string> prefixes;
   std::string save_dir, adapter_dir, save_adapter_dir;
+  double mtp_weight = 0;
   for (std::size_t i = 3; i + 1 < arguments.size(); i += 2) {
     if (arguments[i] == "--gradients") prefixes.push_back(arguments[i + 1]);
     if (arguments[i] == "--save") save_dir = arguments[i + 1];
+    if (arguments[i] == "--mtp-weight") mtp_weight = std::stod(arguments[i + 1]);
     if (arguments[i] == "--adapter") adapter_dir = arguments[i + 1];
     if (arguments[i] == "--save-adapter") save_adapter_dir = arguments[i + 1];
   }
-  const auto model = model_from_hf(arguments[0]);
+  const auto model = model_from_hf(arguments[0], {}, /*with_mtp=*/mtp_weight > 0);
   LoraOptions adapter;
   if (!adapter_dir.empty()) adapter = load_lora(*model, adapter_dir);
   const SafetensorsFile input(arguments[1]);
   const at::Tensor ids = read_integers(input, "ids");
-  const at::Tensor loss = model->loss(ids, read_integers(input, "labels"));
-  loss.backward();
-  Named out = {{"loss", loss}};
+  const at::Tensor labels = read_integers(input, "labels");
+  Named out;
+  if (mtp_weight > 0) {
+    const CausalLM::Losses losses = model->losses(ids, labels);
+    (losses.loss + losses.further * mtp_weight).backward();
+    out = {{"loss", losses.loss}, {"mtp_loss", losses.further}};
+  } else {
+    const at::Tensor loss = model->loss(ids, labels);
+    loss.backward();
+    out = {{"loss", loss}};
+  }
   {
     const at::NoGradGuard no_grad;
     out.emplace_back("logits", model->logits(ids));
