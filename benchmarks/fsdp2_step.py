@@ -13,8 +13,6 @@ counted. One rank without sharding says how much of the time's ratio is the mode
 
 import argparse
 import json
-import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -27,6 +25,9 @@ from pathlib import Path
 from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+from rank_processes import environment, free_port  # noqa: E402
+
 STEP_GOAL, BYTES_GOAL = 0.75, 0.84
 WARM_UP, LEAST_STEPS, MOST_STEPS = 2, 3, 9
 COMPARED_LOSSES = 3
@@ -49,12 +50,6 @@ def write_model(directory):
     LlamaForCausalLM(config).save_pretrained(directory)
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class World:
     """A program on every rank; rank 0 takes a step for each line that it is sent."""
 
@@ -64,12 +59,11 @@ class World:
         self.errors = errors
         self.processes = []
         for rank in range(ranks):
-            own = place | {"RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": 1}
             first = rank == 0
             self.processes.append(
                 subprocess.Popen(
                     [str(word) for word in command],
-                    env=os.environ | {name: str(value) for name, value in own.items()},
+                    env=environment(RANK=rank, LOCAL_RANK=rank, **place),
                     stdin=subprocess.PIPE if first else subprocess.DEVNULL,
                     stdout=subprocess.PIPE if first else subprocess.DEVNULL,
                     stderr=self.errors,

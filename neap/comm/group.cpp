@@ -166,6 +166,7 @@ int Group::size() const noexcept { return core_->size(); }
 const std::string& Group::name() const noexcept { return core_->name(); }
 const std::vector<int>& Group::ranks() const noexcept { return core_->ranks(); }
 Counters Group::counters() const { return core_->counters(); }
+bool Group::adds_in_rank_order(const at::Tensor& like) const { return !needs_library(like) || core_->ordered(); }
 void Group::wait_idle() { core_->wait_idle(); }
 
 Work Group::all_gather(const at::Tensor& full, std::string_view unit, Pieces pieces) {

@@ -102,6 +102,10 @@ class Group {
   Work reduce_scatter(const at::Tensor& mine, const at::Tensor& full, const Reduction& reduction, std::string_view unit,
                       Pieces pieces = {});
 
+  // Reductions of such tensors add up row by row in rank order, in float32 at least whatever the dtype of the rows.
+  // Otherwise the device's library sums, in the dtype of the rows and in an order of its own.
+  [[nodiscard]] bool adds_in_rank_order(const at::Tensor& like) const;
+
   // In place.
   Work all_reduce(const at::Tensor& tensor, const Reduction& reduction, std::string_view unit);
 

@@ -8,11 +8,13 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "neap/models/internal/hand_written.h"
 
@@ -75,17 +77,16 @@ class Accumulator {
     }
     // The fill besides the product: 0 * inf of an ignored token would be NaN.
     loss_.add_(token_loss.mul_(share).masked_fill_(valid_.slice(0, begin, end).logical_not().unsqueeze_(-1), 0).sum());
-    if (wanted_.any()) add_gradients(hidden, labels, share, log_probability.exp_(), log_normaliser, begin, end);
+    // Moved, so that the wide one is gone as soon as there is a narrow one.
+    if (wanted_.any())
+      add_gradients(hidden, labels, share, std::move(log_probability.exp_()), log_normaliser, begin, end);
   }
 
   at::Tensor loss() const { return loss_; }
 
-  // Only when the first chunk's logits are gone: beside them it would make the peak. Low precision is summed over
-  // chunks in float32.
-  void make_grad_weight() {
-    if (wanted_.weight && !grad_weight.defined()) {
-      grad_weight = at::zeros(weight_.sizes(), weight_.options().dtype(wide_));
-    }
+  // Of no tokens: zeros.
+  void finish() {
+    if (wanted_.weight && !grad_weight.defined()) grad_weight = at::zeros_like(weight_);
   }
 
   at::Tensor grad_hidden;
@@ -106,12 +107,28 @@ class Accumulator {
       at::mm_out(out, delta, weight_).mul_(small_share);
     }
     if (!wanted_.weight) return;
-    make_grad_weight();
-    const at::Tensor weighted = hidden.mul(small_share);
-    if (delta.scalar_type() == wide_) {
+    add_to_grad_weight(delta, hidden.mul(small_share), end == hidden_.size(0));
+  }
+
+  // Low precision is summed over chunks in float32; one chunk alone needs no sum. The first product comes when its
+  // logits are gone: beside them it would make the peak.
+  void add_to_grad_weight(const at::Tensor& delta, const at::Tensor& weighted, bool last) {
+    if (!grad_weight.defined()) {
+      const at::Tensor product = at::mm(delta.t(), weighted);
+      grad_weight = last ? product : product.to(wide_);
+    } else if (delta.scalar_type() == wide_) {
       grad_weight.addmm_(delta.t(), weighted);
     } else {
-      grad_weight.add_(at::mm(delta.t(), weighted));
+      add_widened(grad_weight, at::mm(delta.t(), weighted));
+    }
+  }
+
+  // On the host, adding a narrow tensor to a wide one would first widen all of it.
+  static void add_widened(const at::Tensor& sum, const at::Tensor& narrow) {
+    constexpr int64_t kRows = 1024;
+    for (int64_t begin = 0; begin < sum.size(0); begin += kRows) {
+      const int64_t end = std::min(begin + kRows, sum.size(0));
+      sum.slice(0, begin, end).add_(narrow.slice(0, begin, end));
     }
   }
 
@@ -137,7 +154,7 @@ struct ChunkedCrossEntropyFunction : torch::autograd::Function<ChunkedCrossEntro
     const int64_t chunk = chunk_size(tokens, weight.size(0), options->chunk_tokens);
     for (int64_t begin = 0; begin < tokens; begin += chunk)
       accumulator.add_chunk(begin, std::min(begin + chunk, tokens));
-    accumulator.make_grad_weight();  // of no tokens
+    accumulator.finish();
     at::Tensor grad_weight = accumulator.grad_weight;
     if (grad_weight.defined()) grad_weight = grad_weight.to(weight.scalar_type());
     context->save_for_backward({accumulator.grad_hidden, grad_weight});

@@ -4,7 +4,9 @@
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
@@ -79,6 +81,29 @@ struct SwigluFunction : torch::autograd::Function<SwigluFunction> {
     at::Tensor grad_gate = is_ours_alone(grad) ? grad.mul_(saved[1]) : grad.mul(saved[1]);
     at::silu_backward_out(grad_gate, grad_gate, saved[0]);
     return {std::move(grad_gate), std::move(grad_up)};
+  }
+};
+
+struct SwigluLinearFunction : torch::autograd::Function<SwigluLinearFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& gate, const at::Tensor& up,
+                            const at::Tensor& weight) {
+    context->save_for_backward({gate, up, weight});
+    return at::linear(at::silu(gate).mul_(up), weight);
+  }
+
+  // As SwigluFunction; of the tensors of the inner width three are alive at most.
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    require_first_order("swiglu_linear");
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &gate = saved[0], &up = saved[1], &weight = saved[2];
+    const at::Tensor grad = grads[0].reshape({-1, weight.size(0)});
+    at::Tensor grad_up = at::silu(gate);
+    at::Tensor grad_weight;
+    if (context->needs_input_grad(2)) grad_weight = at::mm(grad.t(), grad_up.mul(up).view({-1, weight.size(1)}));
+    at::Tensor grad_gate = at::mm(grad, weight).view(gate.sizes());
+    grad_up.mul_(grad_gate);
+    at::silu_backward_out(grad_gate, grad_gate.mul_(up), gate);
+    return {std::move(grad_gate), std::move(grad_up), std::move(grad_weight)};
   }
 };
 
@@ -161,6 +186,11 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
 }
 
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) { return SwigluFunction::apply(gate, up); }
+
+at::Tensor swiglu_linear(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& weight) {
+  if (gate.scalar_type() != weight.scalar_type()) return at::linear(swiglu(gate, up), weight);  // autocast sees to it
+  return SwigluLinearFunction::apply(gate, up, weight);
+}
 
 at::Tensor apply_rotary(const at::Tensor& x, const RotaryTables& tables, RotaryPairs pairs) {
   return RotaryFunction::apply(x, tables.cos, tables.sin, pairs);

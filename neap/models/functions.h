@@ -27,6 +27,10 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 // silu(gate) * up. Keeps gate and up.
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 
+// swiglu(gate, up) weightᵀ, with the bits of at::linear. Keeps gate, up and weight; the product between, as wide as
+// either, is made again in backward, where one more multiplication is cheap beside the matrix products.
+at::Tensor swiglu_linear(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& weight);
+
 // Which two elements turn together: those half of the rotated part apart (GPT-NeoX, Llama), or neighbours (the original
 // of arXiv 2104.09864, DeepSeek).
 enum class RotaryPairs : uint8_t { kHalves, kNeighbours };

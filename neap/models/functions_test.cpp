@@ -4,6 +4,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cross_entropy_loss.h>
@@ -29,6 +30,7 @@
 #include <vector>
 
 #include "neap/base/error.h"
+#include "neap/base/scope_exit.h"
 #include "neap/models/chunked_cross_entropy.h"
 #include "neap/models/rotary.h"
 #include "neap/models/test_support.h"
@@ -81,6 +83,46 @@ TEST(Swiglu, EqualsItsComposition) {
   expect_same([](const Tensors& in) { return swiglu(in[0], in[1]); },
               [](const Tensors& in) { return at::silu(in[0]) * in[1]; },
               {at::randn({3, 7}, kDouble), at::randn({3, 7}, kDouble)});
+}
+
+TEST(SwigluLinear, EqualsItsComposition) {
+  expect_same([](const Tensors& in) { return swiglu_linear(in[0], in[1], in[2]); },
+              [](const Tensors& in) { return at::linear(at::silu(in[0]) * in[1], in[2]); },
+              {at::randn({2, 3, 7}, kDouble), at::randn({2, 3, 7}, kDouble), at::randn({5, 7}, kDouble)});
+}
+
+TEST(SwigluLinear, HasTheBitsOfItsParts) {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const Tensors values{at::randn({2, 33, 70}).to(type), at::randn({2, 33, 70}).to(type),
+                         at::randn({41, 70}).to(type)};
+    const Tensors x = leaves(values), y = leaves(values);
+    const at::Tensor one = swiglu_linear(x[0], x[1], x[2]), parts = at::linear(swiglu(y[0], y[1]), y[2]);
+    EXPECT_TRUE(at::equal(one, parts));
+    const at::Tensor grad = at::randn(one.sizes()).to(type);
+    one.backward(grad);
+    parts.backward(grad);
+    for (int i : {0, 1, 2}) EXPECT_TRUE(at::equal(x[i].grad(), y[i].grad())) << type << ", input " << i;
+  }
+}
+
+TEST(SwigluLinear, MakesNoGradientOfAFrozenWeight) {
+  const Tensors in = leaves({at::randn({3, 7}), at::randn({3, 7}), at::randn({5, 7})});
+  const at::Tensor frozen = in[2].detach();
+  swiglu_linear(in[0], in[1], frozen).sum().backward();
+  EXPECT_TRUE(in[0].grad().defined() && in[1].grad().defined() && !frozen.grad().defined());
+}
+
+TEST(SwigluLinear, FollowsAutocast) {
+  const bool before = at::autocast::is_autocast_enabled(at::kCPU);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const ScopeExit end([&] { at::autocast::set_autocast_enabled(at::kCPU, before); });
+  const Tensors in = leaves({at::randn({3, 7}), at::randn({7, 7}), at::randn({5, 7})});
+  const at::Tensor gate = at::linear(in[0], in[1]);
+  ASSERT_EQ(gate.scalar_type(), at::kBFloat16);
+  const at::Tensor out = swiglu_linear(gate, gate, in[2]);
+  EXPECT_EQ(out.scalar_type(), at::kBFloat16);
+  out.sum().backward();
+  for (const at::Tensor& input : in) EXPECT_EQ(input.grad().scalar_type(), at::kFloat);
 }
 
 TEST(Swiglu, LeavesAGradientThatOthersSeeAlone) {

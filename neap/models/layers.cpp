@@ -86,7 +86,9 @@ Mlp::Mlp(int64_t hidden_size, int64_t intermediate_size, bool with_bias, at::Ten
 }
 
 at::Tensor Mlp::body(const at::Tensor& x) const {
-  return down_proj_->forward(swiglu(gate_proj_->forward(x), up_proj_->forward(x)));
+  const at::Tensor gate = gate_proj_->forward(x), up = up_proj_->forward(x);
+  if (down_proj_->is_plain()) return swiglu_linear(gate, up, down_proj_->weight);
+  return down_proj_->forward(swiglu(gate, up));
 }
 
 }  // namespace neap::models

@@ -42,6 +42,8 @@ class Linear : public torch::nn::Module {
   void set_addition(std::shared_ptr<const LinearAddition> addition,
                     const std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>& children);
   const LinearAddition* addition() const { return addition_.get(); }
+  // forward() is the product with the weight and no more.
+  bool is_plain() const { return addition_ == nullptr && !bias.defined(); }
 
   at::Tensor weight;
   at::Tensor bias;  // undefined without bias

@@ -238,7 +238,7 @@ void Coordinator::before_backward(Unit& unit, const autograd::UnitCall& call) {
   }
   for (const auto& group : unit.groups) {
     check_watched(*group);
-    group->open_gradients();
+    group->open_gradients(/*single_pass=*/pass_syncs_ && !accumulates_);
   }
   if (!reads) return;  // the order is that of units to be gathered
   if (!unit.root && !std::exchange(pass_has_begun_a_unit_, true)) first_in_backward_ = &unit;
@@ -290,7 +290,7 @@ void Coordinator::finish_if_complete(Unit& unit) {
 }
 
 void Coordinator::finish_unit(Unit& unit) {
-  if (sync_ && options_->stage != Stage::kOptimizer) {
+  if (pass_syncs_ && options_->stage != Stage::kOptimizer) {
     begin_reduce(unit);
   } else {
     for (const auto& group : unit.groups) group->hold_gradients();
@@ -338,6 +338,7 @@ void Coordinator::begin_pass() {
   torch::autograd::Engine::get_default_engine().queue_callback([pass] {
     if (const auto coordinator = pass->owner.lock()) coordinator->end_pass(pass->number);
   });
+  pass_syncs_ = sync_;
   backward_order_.restart();
   reduced_in_pass_ = pass_has_begun_a_unit_ = false;
   ahead_of_ = nullptr;
@@ -363,10 +364,11 @@ void Coordinator::finish_pass() {
       finish_unit(**unit);
     }
   }
-  if (sync_) {
+  if (pass_syncs_) {
     for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) begin_reduce(**unit);
   }
   finish_reduce();
+  accumulates_ = !pass_syncs_;
   hand_over_gradients();
   drop_prefetched();
   for (const auto& unit : units_) {

@@ -126,6 +126,8 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   int64_t half_ = 0;  // of the gradients that ahead_of_ waits for
   bool pass_has_begun_a_unit_ = false;
   bool sync_ = true;
+  bool pass_syncs_ = true;    // as it was when the pass began
+  bool accumulates_ = false;  // a pass before this one has left its gradients for this one's reduction
   bool reduced_in_pass_ = false;
   int64_t live_ = 0, live_peak_ = 0;
 };

@@ -35,9 +35,6 @@ int64_t alignment(std::initializer_list<c10::ScalarType> dtypes) {
   return kAlignmentBytes / static_cast<int64_t>(smallest);
 }
 
-// A gradient must be no autograd view: torch::optim's zero_grad() detaches it in place.
-at::Tensor as_gradient(const at::Tensor& view) { return view.variable_data(); }
-
 c10::Device device_for(const at::Tensor& parameter, const Options& options) {
   return parameter.is_meta() && options.device ? *options.device : parameter.device();
 }
@@ -51,7 +48,6 @@ FlatGroup::FlatGroup(std::string unit, std::vector<NamedParameter> parameters, R
                       "' is resharded: its full parameters can be read only while the unit runs or inside "
                       "Sharded::with_full_parameters(); what was found is a read or write from outside, say through a "
                       "view or a graph that was kept; call the unit through its hooks, or unshard it first"),
-      no_gradient_text_("[shard] '" + unit_ + "' has no full gradients outside of backward"),
       ranks_(ranks),
       options_(options),
       ledger_(ledger),
@@ -77,7 +73,8 @@ FlatGroup::FlatGroup(std::string unit, std::vector<NamedParameter> parameters, R
       full_(ranks.shard.size() == 1 && full_dtype_ == shard_dtype_
                 ? FlatBuffer(shard_)
                 : FlatBuffer(layout_.total(), full_dtype_, device_, resharded_text_)),
-      gradient_(layout_.total(), gradient_dtype_, device_, no_gradient_text_),
+      gradient_(layout_.total(), gradient_dtype_, narrow_gradient(), device_,
+                "[shard] '" + unit_ + "' has no full gradients outside of backward"),
       handed_over_(c10::intrusive_ptr<c10::StorageImpl>()) {
   const at::NoGradGuard no_grad;
   make_views();
@@ -150,7 +147,7 @@ void FlatGroup::make_views() {
     Slot& slot = slots_[i];
     const Piece mine = piece(i);
     slot.full = full_.view(layout_.offset(i), slot.sizes, slot.strides);
-    slot.gradient = gradient_.view(layout_.offset(i), slot.sizes, slot.strides);
+    gradient_.add_view(layout_.offset(i), slot.sizes, slot.strides);
     slot.shard = shard_.narrow(0, mine.shard_offset, mine.numel());
   }
 }
@@ -288,18 +285,17 @@ void FlatGroup::stash_gradient(Slot& slot, const Piece& mine) {
   slot.before = std::exchange(grad, at::Tensor());
 }
 
-void FlatGroup::open_gradients() {
+void FlatGroup::open_gradients(bool single_pass) {
   if (open_) return;
   NEAP_ASSERT(unsharded() || state_ == State::kShapes);
   const bool trainable = std::ranges::any_of(slots_, [](const Slot& slot) { return slot.parameter.requires_grad(); });
   if (!trainable) return;
   const at::NoGradGuard no_grad;
   if (reducing_) finish_reduce();
-  if (!gradient_.allocated()) {
+  if (!gradient_.exists()) {
     ledger_.look();
-    gradient_.allocate();
+    gradient_.open(single_pass);
     account();
-    gradient_.tensor().fill_(-0.0);
   }
   pending_ = 0;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
@@ -307,7 +303,7 @@ void FlatGroup::open_gradients() {
     slot.waiting = false;
     if (!slot.parameter.requires_grad()) continue;
     stash_gradient(slot, piece(i));
-    slot.parameter.mutable_grad() = as_gradient(slot.gradient);
+    slot.parameter.mutable_grad() = gradient_.target(i);
     const auto accumulator = impl::try_get_grad_accumulator(slot.parameter);
     slot.waiting = accumulator != nullptr && autograd::runs_in_current_pass(accumulator.get());
     pending_ += slot.waiting ? 1 : 0;
@@ -321,13 +317,9 @@ void FlatGroup::gradient_arrived(std::size_t index) {
              "' runs backward; found one outside, so the parameter was used without the unit's hooks; call the unit "
              "through its hook point, Sharded::run() or Sharded::unit()");
   const at::NoGradGuard no_grad;
-  at::Tensor& grad = slot.parameter.mutable_grad();
-  if (!grad.is_alias_of(slot.gradient)) {
-    // Under create_graph autograd accumulates out of place: old and new together.
-    slot.gradient.variable_data().copy_(grad);
-    copied_ += Bytes(static_cast<int64_t>(slot.gradient.nbytes()));
-    grad = as_gradient(slot.gradient);
-  }
+  if (gradient_.bytes().count == 0) ledger_.look();
+  copied_ += gradient_.take_in(index, slot.parameter.mutable_grad());
+  account();
   slot.seen = true;
   if (std::exchange(slot.waiting, false)) --pending_;
 }
@@ -347,29 +339,51 @@ void FlatGroup::begin_reduce() {
   ++scatters_;
   ledger_.look();
   if (ranks_.shard.size() == 1 && gradient_dtype_ == shard_dtype_) {
-    arriving_ = gradient_.take(no_gradient_text_);
+    arriving_ = gradient_.take();
     reduction_ = ranks_.replicate.size() == 1
                      ? comm::Work()
                      : ranks_.replicate.all_reduce(arriving_, {.op = comm::ReduceOp::kSum}, unit_);
   } else {
     arriving_ = at::empty({layout_.shard_numel()}, shard_.options());
-    reduction_ = ranks_.shard.reduce_scatter(arriving_, gradient_.tensor(), {.op = comm::ReduceOp::kSum}, unit_);
+    reduction_ = ranks_.shard.reduce_scatter(arriving_, gradient_.flat(), on_the_way(), unit_);
   }
   reducing_ = true;
   account();
 }
 
-// Division and factor come last, over the sums of all ranks, as one process would do it.
+// What a narrow form of the gradient may have: the dtype of the full parameters, when reductions widen it themselves,
+// to the same float32 that it would be held in otherwise.
+std::optional<c10::ScalarType> FlatGroup::narrow_gradient() const {
+  const bool narrow = full_dtype_ == at::kBFloat16 || full_dtype_ == at::kHalf;
+  const bool widened =
+      ranks_.shard.size() > 1 && gradient_dtype_ == at::kFloat && ranks_.shard.adds_in_rank_order(shard_);
+  return narrow && widened ? std::optional(full_dtype_) : std::nullopt;
+}
+
+// Division and factor come last, over the sums of all ranks, as one process would do it. Where the sums end with the
+// scatter, unrounded, that is before they are written: a pass over the piece less.
+bool FlatGroup::scales_on_the_way() const {
+  const bool unrounded = shard_dtype_ == at::kDouble || (shard_dtype_ == at::kFloat && gradient_dtype_ != at::kDouble);
+  return unrounded && ranks_.shard.size() > 1 && ranks_.replicate.size() == 1;
+}
+
+comm::Reduction FlatGroup::on_the_way() const {
+  if (!scales_on_the_way()) return {.op = comm::ReduceOp::kSum};
+  const bool average = options_.reduce_op == ReduceOp::kAverage;
+  return {.op = average ? comm::ReduceOp::kAverage : comm::ReduceOp::kSum, .factor = options_.gradient_factor};
+}
+
 void FlatGroup::scale(at::Tensor& piece) const {
+  if (scales_on_the_way()) return;
   if (options_.reduce_op == ReduceOp::kAverage && ranks_.count() > 1) piece.div_(ranks_.count());
   if (options_.gradient_factor != 1) piece.mul_(options_.gradient_factor);
 }
 
 void FlatGroup::begin_replicas() {
-  if (!gradient_.allocated() || !reducing_) return;
+  if (!gradient_.exists() || !reducing_) return;
   reduction_.wait();
   ledger_.look();
-  gradient_.release(no_gradient_text_);
+  gradient_.release();
   account();
   if (ranks_.replicate.size() == 1) return;
   reduction_ = ranks_.replicate.all_reduce(arriving_, {.op = comm::ReduceOp::kSum}, unit_);
@@ -423,7 +437,7 @@ void FlatGroup::drop_gradients() noexcept {
   } catch (...) {       // NOLINT(bugprone-empty-catch): the next collective of this world throws the same
   }
   reduction_ = comm::Work();
-  gradient_.release(no_gradient_text_);
+  gradient_.release();
   arriving_.reset();
   reduced_.reset();
   for (Slot& slot : slots_) {

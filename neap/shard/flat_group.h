@@ -6,10 +6,7 @@
 //
 // One TensorImpl per parameter for ever: it looks at the shard between steps and at the unsharded buffer in between.
 // Only its metadata changes hands, so module members, optimizers and handles all see the same object. Its gradient
-// accumulator, created while it is full, stays valid, also when the two dtypes differ.
-//
-// The flat gradient starts as -0.0, the one float that leaves every addend as it is, so that accumulating into it gives
-// the bits of an accumulation that starts from nothing. One thread at a time.
+// accumulator, created while it is full, stays valid, also when the two dtypes differ. One thread at a time.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,6 +22,7 @@
 #include "neap/comm/group.h"
 #include "neap/shard/flat_buffer.h"
 #include "neap/shard/flat_layout.h"
+#include "neap/shard/full_gradient.h"
 #include "neap/shard/ledger.h"
 #include "neap/shard/options.h"
 
@@ -68,15 +66,15 @@ class FlatGroup {
   bool unsharded() const { return state_ == State::kUnsharded; }
 
   // From here on backward accumulates into the flat gradient. Called for each call of the unit; does nothing when open.
-  // REQUIRES: parameters of full shape.
-  void open_gradients();
+  // `single_pass` as of FullGradient::open(). REQUIRES: parameters of full shape.
+  void open_gradients(bool single_pass);
   bool gradients_open() const { return open_; }
   // Trainable parameters that this pass has still to bring a gradient for.
   int64_t pending() const { return pending_; }
   void gradient_arrived(std::size_t index);
   // Keeps the flat gradient for the next pass.
   void hold_gradients();
-  bool gradients_held() const { return !open_ && gradient_.allocated() && !reducing_; }
+  bool gradients_held() const { return !open_ && gradient_.exists() && !reducing_; }
   // Starts the reduction of what open_gradients() collected, or of what is held.
   void begin_reduce();
   // When the pieces have arrived: lets the flat gradient go and starts adding up over replicas. Then the end of it.
@@ -125,11 +123,11 @@ class FlatGroup {
     std::string name;
     at::Tensor parameter;
     std::vector<int64_t> sizes, strides;
-    at::Tensor full, shard, gradient;  // views of the three buffers
-    at::Tensor before;                 // the gradient from before this pass
-    uint32_t version = 0;              // of the parameter, when it was unsharded
-    bool seen = false;                 // had a gradient since the last reduction
-    bool waiting = false;              // has still to bring one in this pass
+    at::Tensor full, shard;  // views of the two buffers
+    at::Tensor before;       // the gradient from before this pass
+    uint32_t version = 0;    // of the parameter, when it was unsharded
+    bool seen = false;       // had a gradient since the last reduction
+    bool waiting = false;    // has still to bring one in this pass
   };
 
   std::vector<FlatItem> items(const Options& options) const;
@@ -138,12 +136,15 @@ class FlatGroup {
   void initialise(const Options& options);
   void adopt_replaced(Slot& slot, std::size_t index);
   void stash_gradient(Slot& slot, const Piece& piece);
+  std::optional<c10::ScalarType> narrow_gradient() const;
+  bool scales_on_the_way() const;
+  comm::Reduction on_the_way() const;
   void scale(at::Tensor& piece) const;
   Held held() const;
   std::string named(const Slot& slot) const;
 
   const std::string unit_;
-  const std::string resharded_text_, no_gradient_text_;
+  const std::string resharded_text_;
   Ranks ranks_;
   const Options& options_;  // of the Sharded that owns this group
   Ledger& ledger_;          // likewise
@@ -153,7 +154,8 @@ class FlatGroup {
   c10::Device device_;
   FlatLayout layout_;
   at::Tensor shard_;
-  FlatBuffer full_, gradient_;
+  FlatBuffer full_;
+  FullGradient gradient_;
   at::Tensor arriving_;  // this rank's piece, while the reduction runs
   at::Tensor reduced_;   // of this pass, before hand_over()
   c10::weak_intrusive_ptr<c10::StorageImpl> handed_over_;

@@ -1,18 +1,12 @@
-// What happens to parameters and memory around training: failures, reads at the wrong time, loading, mixed precision.
+// What happens to parameters and memory around training: failures, reads at the wrong time, loading.
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <cmath>
-#include <limits>
-#include <optional>
-
 #include "neap/base/error.h"
+#include "neap/shard/test_support.h"
 #include "testing/matchers.h"
-#include "testing/sharded_training.h"
 
 namespace neap::shard {
 namespace {
@@ -22,32 +16,7 @@ using namespace testing;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr int64_t kSide = TestNet::kWidth;  // of a dense unit's square weight
 using Parameters = std::vector<at::Tensor>;
-
-std::shared_ptr<TestNet> three_units() {
-  return std::make_shared<TestNet>(std::vector{dense_unit(1), dense_unit(2), dense_unit(3)});
-}
-
-// Each rank with a net of its own, sharded over all.
-void on_ranks(int ranks, const Options& options, const std::function<void(comm::World&, TestNet&, Sharded&)>& body) {
-  std::vector<std::shared_ptr<TestNet>> nets;
-  for (int rank = 0; rank < ranks; ++rank) nets.push_back(three_units());
-  testing::run_ranks(ranks, [&](comm::World& world) {
-    TestNet& net = *nets[static_cast<std::size_t>(world.rank())];
-    Sharded sharded = fully_shard(net, world.groups(comm::Mesh(world.size(), world.rank())), options);
-    body(world, net, sharded);
-  });
-}
-
-void expect_at_rest(const Sharded& sharded) {
-  const Usage usage = sharded.usage();
-  EXPECT_EQ(usage.unsharded, Bytes(0));
-  EXPECT_EQ(usage.gradients, Bytes(0));
-  EXPECT_EQ(usage.live_units, 0);
-  EXPECT_EQ(usage.shards, usage.minimum);
-  for (const at::Tensor& p : sharded.parameters()) EXPECT_EQ(p.dim(), 1);
-}
 
 TEST(Lifecycle, ParametersAreOneObjectWhateverTheyLookAt) {
   on_ranks(2, {}, [](comm::World&, TestNet& net, Sharded& sharded) {
@@ -330,134 +299,6 @@ TEST(State, AModelOfTheMetaDeviceIsFilledGroupByGroup) {
 }
 
 // ---- gradients
-
-TEST(Gradients, NormAndClippingCountEveryGradientOnce) {
-  const auto net = three_units();
-  net->loss(0).backward();
-  at::Tensor all = at::cat({net->unit(0).parameter(0).grad().view(-1), net->unit(1).parameter(0).grad().view(-1),
-                            net->unit(2).parameter(0).grad().view(-1)});
-  for (const int replicas : {1, 2}) {
-    std::vector<std::shared_ptr<TestNet>> nets;
-    for (int rank = 0; rank < 4; ++rank) nets.push_back(three_units());
-    testing::run_ranks(4, [&](comm::World& world) {
-      TestNet& mine = *nets[static_cast<std::size_t>(world.rank())];
-      const comm::Mesh mesh(4, world.rank(), {.data_parallel_shard = -1, .data_parallel_replicate = replicas});
-      Sharded sharded = fully_shard(mine, world.groups(mesh));
-      sharded.run([&] { return mine.loss(0); }).backward();
-      for (const double p : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
-        const double expected = at::linalg_vector_norm(all, p, {}, false, at::kDouble).item<double>();
-        EXPECT_NEAR(sharded.grad_norm(p), expected, 1e-6 * expected) << p;
-      }
-      const double before = sharded.grad_norm();
-      EXPECT_EQ(sharded.clip_grad_norm(before / 2), before);
-      EXPECT_NEAR(sharded.grad_norm(), before / 2, 1e-4 * before);
-    });
-  }
-}
-
-TEST(Gradients, SumAndFactorReplaceTheAverage) {
-  Options sum;
-  sum.reduce_op = ReduceOp::kSum;
-  sum.gradient_factor = 0.25;
-  const auto net = three_units();
-  net->loss(0).backward();
-  on_ranks(2, sum, [&](comm::World&, TestNet& mine, Sharded& sharded) {
-    sharded.run([&] { return mine.loss(0); }).backward();
-    for (const Shard& shard : sharded.shards()) {
-      const auto whole = net->unit(static_cast<std::size_t>(shard.name[7] - '0')).parameter(0).grad().view(-1);
-      EXPECT_TRUE(bit_equal(mine.unit(static_cast<std::size_t>(shard.name[7] - '0')).parameter(0).grad(),
-                            (whole + whole).slice(0, shard.begin, shard.end) * 0.25));
-    }
-  });
-}
-
-TEST(Gradients, OfMicroBatchesTogetherAreThoseOfOneBatch) {
-  const auto whole = three_units();
-  at::Tensor x = at::cat({TestNet::input(0), TestNet::input(1), TestNet::input(2), TestNet::input(3)});
-  for (const std::size_t i : {0, 1, 2}) x = whole->unit(i).forward(x);
-  x.pow(2).mean().backward();
-  for (const bool kept_full : {true, false}) {
-    Options options;
-    options.gradient_factor = 0.5;  // two micro-batches a rank
-    on_ranks(2, options, [&](comm::World& world, TestNet& net, Sharded& sharded) {
-      {
-        std::optional<Sharded::NoSync> no_sync;
-        if (kept_full) no_sync.emplace(sharded);
-        sharded.run([&] { return net.loss(world.rank()); }).backward();
-        EXPECT_EQ(sharded.usage().gradients > Bytes(0), kept_full);
-        EXPECT_EQ(net.unit(0).parameter(0).grad().defined(), !kept_full);
-      }
-      sharded.run([&] { return net.loss(2 + world.rank()); }).backward();
-      for (const Shard& shard : sharded.shards()) {
-        const auto i = static_cast<std::size_t>(shard.name[7] - '0');
-        const at::Tensor expected = whole->unit(i).parameter(0).grad().view(-1).slice(0, shard.begin, shard.end);
-        EXPECT_TRUE(at::allclose(net.unit(i).parameter(0).grad(), expected, 1e-5, 1e-8));
-      }
-    });
-  }
-}
-
-TEST(Gradients, UnderCreateGraphAreCopiedIntoPlaceAndCounted) {
-  on_ranks(2, {}, [](comm::World&, TestNet& net, Sharded& sharded) {
-    sharded.run([&] { return net.loss(0); }).backward();
-    std::vector<at::Tensor> expected;
-    for (const at::Tensor& p : net.parameters()) expected.push_back(std::exchange(p.mutable_grad(), at::Tensor()));
-    sharded.run([&] { return net.loss(0); }).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
-    const auto parameters = net.parameters();
-    for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(bit_equal(parameters[i].grad().detach(), expected[i]));
-    EXPECT_EQ(sharded.usage().copied, Bytes(3 * kSide * kSide * 4));
-  });
-}
-
-TEST(Gradients, AReplacedHookIsNoticedBeforeAGradientIsLost) {
-  struct Nothing final : torch::autograd::PostAccumulateGradHook {
-    void operator()(const at::Tensor& /*parameter*/) override {}
-  };
-  on_ranks(2, {}, [](comm::World&, TestNet& net, Sharded& sharded) {
-    torch::autograd::impl::set_post_acc_grad_hooks(net.unit(1).parameter(0), std::make_unique<Nothing>());
-    EXPECT_THAT(message_of([&] { sharded.run([&] { return net.loss(0); }).backward(); }),
-                AllOf(HasSubstr("'layers.1.p0'"), HasSubstr("was replaced")));
-    expect_at_rest(sharded);
-  });
-}
-
-TEST(MixedPrecision, ComputesInBfloat16OverFloat32Masters) {
-  Options options;
-  options.param_dtype = at::kBFloat16;
-  options.reduce_dtype = at::kFloat;
-  options.output_dtype = at::kDouble;
-  on_ranks(2, options, [](comm::World&, TestNet& net, Sharded& sharded) {
-    const at::Tensor handle = net.unit(0).parameter(0);
-    const auto loss = [&](const at::Tensor& input) {
-      return net.unit(2).forward(net.unit(1).forward(net.unit(0).forward(input))).pow(2).mean();
-    };
-    const at::Tensor x = TestNet::input(0).to(at::kBFloat16);
-    // The reference: bfloat16 copies of the masters, gradients of both ranks' equal batches.
-    std::vector<at::Tensor> copies;
-    at::Tensor y = x;
-    for (const uint64_t seed : {1, 2, 3}) {
-      copies.push_back(parameter({kSide, kSide}, seed).detach().to(at::kBFloat16).set_requires_grad(true));
-      y = at::linear(y, copies.back()).tanh();
-    }
-    y.pow(2).mean().backward();
-    const at::Tensor result = sharded.run([&] { return loss(x); });
-    EXPECT_EQ(result.scalar_type(), at::kDouble);
-    result.backward();
-    EXPECT_EQ(handle.scalar_type(), at::kFloat);
-    EXPECT_EQ(handle.grad().scalar_type(), at::kFloat);
-    for (const Shard& shard : sharded.shards()) {
-      const auto i = static_cast<std::size_t>(shard.name[7] - '0');
-      const at::Tensor whole = copies[i].grad().to(at::kFloat).view(-1);
-      EXPECT_TRUE(bit_equal(net.unit(i).parameter(0).grad(), whole.slice(0, shard.begin, shard.end)));
-    }
-    // One cast pass over the shard per gather, and nothing for gradients.
-    const Usage usage = sharded.usage();
-    EXPECT_EQ(usage.copied, Bytes(usage.gathers * kSide * kSide / 2 * 4));
-    const auto state = sharded.full_state();
-    for (const auto& [name, value] : state) EXPECT_EQ(value.scalar_type(), at::kFloat);
-    expect_at_rest(sharded);
-  });
-}
 
 TEST(Layout, CutsBetweenRowsWhereAsked) {
   Options options;

@@ -16,4 +16,7 @@ inline at::Tensor in_memory_order(const at::Tensor& tensor) {
   return tensor.detach().as_strided({tensor.numel()}, {1}, tensor.storage_offset());
 }
 
+// A gradient must be no autograd view: torch::optim's zero_grad() detaches it in place.
+inline at::Tensor as_gradient(const at::Tensor& view) { return view.variable_data(); }
+
 }  // namespace neap::shard

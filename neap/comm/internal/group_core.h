@@ -61,6 +61,7 @@ class GroupCore {
   void count(const Call& call) NEAP_EXCLUDES(mutex_);
   [[nodiscard]] Counters counters() const NEAP_EXCLUDES(mutex_);
   void wait_idle() NEAP_EXCLUDES(mutex_);
+  [[nodiscard]] bool ordered() const { return world_->options().ordered; }
 
  private:
   // The messages of the collectives that run on one thread, one after another. Those over CPU tensors and those over a
