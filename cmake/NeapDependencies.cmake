@@ -25,6 +25,9 @@ if(NOT NEAP_TORCH_FREE_ONLY)
   message(STATUS "torch ${TorchLite_VERSION} in ${NEAP_TORCH_DIR}")
   # Installed programs find torch where they were built with it.
   set(CMAKE_INSTALL_RPATH "${NEAP_TORCH_DIR}/lib")
+  if(SKBUILD)
+    list(PREPEND CMAKE_INSTALL_RPATH "$ORIGIN/../../torch/lib")  # the package beside ours
+  endif()
   neap_require(fmt libfmt-dev)
   neap_require(spdlog libspdlog-dev)
   neap_require(yaml-cpp libyaml-cpp-dev)

@@ -6,6 +6,10 @@
 
 namespace neap::autograd {
 
+// The number of the backward pass that runs on this thread, kNoBackward outside of any.
+inline constexpr int kNoBackward = -1;
+inline int current_backward() { return torch::autograd::get_current_graph_task_id(); }
+
 // This pass executes the node; false for what `backward(inputs)` prunes and for what its roots do not reach.
 // REQUIRES: inside a backward pass.
 inline bool runs_in_current_pass(torch::autograd::Node* node) {

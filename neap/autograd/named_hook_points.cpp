@@ -47,6 +47,11 @@ std::vector<NamedHookPoint> select_hook_points(torch::nn::Module& root, const st
   return chosen;
 }
 
+ModelUnits select_model_units(torch::nn::Module& root, const std::vector<std::string>& patterns,
+                              std::string_view section) {
+  return {&root, select_hook_points(root, patterns, section), parameters_and_buffers(root)};
+}
+
 std::vector<at::Tensor> parameters_and_buffers(const torch::nn::Module& model) {
   std::vector<at::Tensor> all = model.parameters();
   for (at::Tensor& buffer : model.buffers()) all.push_back(std::move(buffer));

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,6 +23,17 @@ struct NamedHookPoint {
   std::size_t order = 0;  // among the hook points of the model
 };
 
+// A model as features see it, in whatever language its modules are written: the units they are to work on, and what is
+// never theirs to move.
+struct ModelUnits {
+  const void* identity = nullptr;                    // tells models apart; compared only, never followed
+  std::vector<NamedHookPoint> units{};               // in the order of the model
+  std::vector<at::Tensor> parameters_and_buffers{};  // all modules', defined
+  // Lists them again when some have gone, as they do where moving a model replaces them; none: they stay the same.
+  // Called on threads that run forward, with no lock held.
+  std::function<std::vector<at::Tensor>()> list_again{};
+};
+
 // Every module that is Hookable, the root included, parents before children, in the order of registration. A module
 // that is registered in two places is listed under both names, with the same point.
 std::vector<NamedHookPoint> find_hookables(torch::nn::Module& root);
@@ -33,6 +45,10 @@ std::vector<std::string> module_names(torch::nn::Module& root);
 // own list of layers. UserErrors begin with `[section.modules]` or `[section.layers]`.
 std::vector<NamedHookPoint> select_hook_points(torch::nn::Module& root, const std::vector<std::string>& patterns,
                                                std::string_view section);
+
+// The units that the patterns choose, and what belongs to the model.
+ModelUnits select_model_units(torch::nn::Module& root, const std::vector<std::string>& patterns,
+                              std::string_view section);
 
 // What belongs to the model: its defined parameters and buffers, all modules'. For registries of resident storages.
 std::vector<at::Tensor> parameters_and_buffers(const torch::nn::Module& model);

@@ -164,4 +164,9 @@ SavedTensorScope::~SavedTensorScope() {
 
 const SavedTensorScope* SavedTensorScope::current() noexcept { return t_innermost; }
 
+bool SavedTensorScope::python_wins() noexcept {
+  const std::size_t around = t_innermost == nullptr ? 0 : t_innermost->python_depth_;
+  return at::SavedTensorDefaultHooks::get_tls_state().stack.size() > around;
+}
+
 }  // namespace neap::autograd

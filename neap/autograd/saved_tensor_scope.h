@@ -55,6 +55,10 @@ class SavedTensorScope {
   // Innermost scope of this thread, or null.
   static const SavedTensorScope* current() noexcept;
 
+  // Python's hooks were pushed inside of the innermost scope, or there is no scope and they are there: whatever this
+  // thread saves now is theirs (torch.utils.checkpoint, save_on_cpu). A scope opened now would take it from them.
+  static bool python_wins() noexcept;
+
  private:
   friend class ProxyEngine;
   friend class ScopeProbe;

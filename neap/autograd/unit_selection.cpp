@@ -118,15 +118,29 @@ class Selector {
   }
 
   void add_all_layers() {
-    const auto layers = layers_or_throw();
+    const auto layers = names_.layers.empty() ? layers_or_throw() : indices_of(names_.layers);
     chosen_.insert(layers.begin(), layers.end());
   }
 
   std::vector<size_t> chosen() const { return {chosen_.begin(), chosen_.end()}; }
 
  private:
+  std::vector<size_t> indices_of(const std::vector<std::string>& units) const {
+    std::vector<size_t> indices;
+    for (const std::string& unit : units) {
+      indices.push_back(static_cast<size_t>(std::ranges::find(names_.units, unit) - names_.units.begin()));
+    }
+    return indices;
+  }
+
+  // By their numbers.
   std::vector<size_t> layers_or_throw() const {
     auto layers = layer_list(names_.units);
+    if (!names_.layers.empty()) {
+      std::vector<std::string> numbered;
+      for (const size_t i : layer_list(names_.layers)) numbered.push_back(names_.layers[i]);
+      layers = indices_of(numbered);
+    }
     NEAP_CHECK(!layers.empty(), "[", section_,
                ".modules] expected a model with a list of layers that can be units; found none; name the modules");
     return layers;

@@ -8,7 +8,8 @@
 //                          `model.layers.*` never reaches into a layer
 //   model.layers.3         a name
 //   0-19   5   7-4         indices into the model's own list of layers, either way round
-// The model's own list of layers is the longest family of units `prefix.0, prefix.1, …` nearest to the root.
+// The model's own list of layers is what the model says it is; one that does not say has the longest family of units
+// `prefix.0, prefix.1, …` nearest to the root.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +20,9 @@
 namespace neap::autograd {
 
 struct ModelNames {
-  std::vector<std::string> modules;  // every module, in the model's order; the root's own name is ""
-  std::vector<std::string> units;    // of these, the ones that can be units
+  std::vector<std::string> modules;   // every module, in the model's order; the root's own name is ""
+  std::vector<std::string> units;     // of these, the ones that can be units
+  std::vector<std::string> layers{};  // of these, the ones that the model calls its layers; empty: it does not say
 };
 
 // Indices into `names.units`, ascending, each once. No patterns means the model's own list of layers. A pattern that

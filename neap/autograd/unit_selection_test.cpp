@@ -110,6 +110,16 @@ TEST(Selection, TheListNearestToTheRootWinsOverTheExpertsInside) {
   EXPECT_THAT(layer_list(units), ElementsAre(0, 1));
 }
 
+TEST(Selection, WhatTheModelCallsItsLayersWinsOverListsThatAreNearer) {
+  ModelNames names{.modules = {"heads.0", "body.blocks.0", "body.norm", "body.blocks.1"}, .units = {}};
+  names.units = names.modules;
+  EXPECT_THAT(selected({}, names), ElementsAre("heads.0"));
+  names.layers = {"body.blocks.0", "body.norm", "body.blocks.1"};
+  EXPECT_THAT(selected({}, names), ElementsAre("body.blocks.0", "body.norm", "body.blocks.1"));
+  EXPECT_THAT(selected({"1"}, names), ElementsAre("body.blocks.1"));  // of those that are numbered
+  EXPECT_THAT(error_of({"2"}, names), HasSubstr("expected indices from 0 to 1; found '2'"));
+}
+
 TEST(Selection, EveryUnmatchedPatternIsAnErrorNamingTheNearestUnit) {
   EXPECT_THAT(error_of({"model.layers.{*}", "model.layers.0.mpl"}),
               HasSubstr("pattern 'model.layers.0.mpl' matches no module; the nearest is 'model.layers.0.mlp'"));

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -30,6 +32,78 @@ TEST(Error, AssertThrowsAnInternalErrorThatNamesPlaceAndCondition) {
   EXPECT_THAT(text, HasSubstr("base_test.cpp:"));
   EXPECT_THAT(text, HasSubstr("1 > 2; block 7"));
   EXPECT_THROW(NEAP_ASSERT(false), InternalError);
+}
+
+// Stands for the interpreter's lock: a second mutex that whoever waits for ours must not hold.
+struct OtherLock {
+  static inline std::mutex mutex;
+  static inline thread_local bool held = false;
+  static inline std::atomic<int> released = 0;
+  static void take() {
+    mutex.lock();
+    held = true;
+  }
+  static void give() {
+    held = false;
+    mutex.unlock();
+  }
+  static void* release() {
+    if (!held) return nullptr;
+    give();
+    ++released;
+    return &mutex;
+  }
+  static void retake(void* /*released*/) { take(); }
+  static constexpr WaitHooks kHooks{&release, &retake};
+};
+
+TEST(Mutex, WhoWaitsForItLetsGoOfTheInterpretersLockMeanwhile) {
+  set_wait_hooks(&OtherLock::kHooks);
+  Mutex mutex;
+  std::atomic<bool> holds = false;
+  std::thread holder([&] {
+    const MutexLock lock(mutex);
+    holds = true;
+    while (OtherLock::released == 0) std::this_thread::yield();
+    OtherLock::take();  // would wait for ever if the other thread kept it
+    OtherLock::give();
+  });
+  while (!holds) std::this_thread::yield();
+  OtherLock::take();
+  {
+    const MutexLock lock(mutex);
+    EXPECT_TRUE(OtherLock::held);
+  }
+  {
+    const MutexLock lock(mutex);  // free: nothing is given up
+    EXPECT_EQ(OtherLock::released, 1);
+  }
+  OtherLock::give();
+  holder.join();
+  set_wait_hooks(nullptr);
+}
+
+TEST(CondVar, WhoWaitsForItLetsGoOfTheInterpretersLockMeanwhile) {
+  set_wait_hooks(&OtherLock::kHooks);
+  Mutex mutex;
+  CondVar changed;
+  bool ready = false;
+  std::thread other([&] {
+    OtherLock::take();
+    const MutexLock lock(mutex);
+    ready = true;
+    changed.notify_one();
+    OtherLock::give();
+  });
+  OtherLock::take();
+  {
+    const MutexLock lock(mutex);
+    changed.wait(mutex, [&] { return ready; });
+    EXPECT_TRUE(OtherLock::held);
+  }
+  OtherLock::give();
+  other.join();
+  set_wait_hooks(nullptr);
 }
 
 TEST(Bytes, ArePrintedInTheLargestFittingUnit) {

@@ -3,10 +3,13 @@
 #include <torch/csrc/api/include/torch/nn/module.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "neap/autograd/hook_point.h"
 #include "neap/autograd/named_hook_points.h"
+#include "neap/autograd/op_name.h"
+#include "neap/autograd/saved_tensor_scope.h"
 #include "neap/base/error.h"
 #include "neap/offload/engine_state.h"
 #include "neap/offload/unit_hook.h"
@@ -33,17 +36,20 @@ class Engine::Impl {
     state_->disconnect();
   }
 
-  void attach(torch::nn::Module& model, const std::vector<std::string>& patterns) {
+  void attach(const autograd::ModelUnits& model) {
     const MutexLock lock(mutex_);
-    NEAP_CHECK(attached_.empty() || model_ == &model,
-               "[offload] expected the model that this engine is attached to; found another; use an engine per model");
-    const auto chosen = autograd::select_hook_points(model, patterns, "offload");
-    check_count(chosen);
+    check_model(model.identity);
+    check_count(model.units);
 
-    state_->set_model(autograd::parameters_and_buffers(model));
-    model_ = &model;
-    for (const auto& point : chosen) attach_unit(point);
+    state_->set_model(model.parameters_and_buffers, model.list_again);
+    model_ = model.identity;
+    for (const auto& point : model.units) attach_unit(point);
     std::ranges::sort(attached_, {}, &AttachedUnit::order);
+  }
+
+  void check_model(const void* identity) const NEAP_REQUIRES(mutex_) {
+    NEAP_CHECK(attached_.empty() || model_ == identity,
+               "[offload] expected the model that this engine is attached to; found another; use an engine per model");
   }
 
   void detach() noexcept {
@@ -62,13 +68,27 @@ class Engine::Impl {
 
   EngineState& state() const { return *state_; }
 
+  // Opens a scope of this engine on this thread; nullopt where nothing may be offloaded.
+  void open_scope(std::optional<PackScope>& policy) {
+    int32_t unit = 0;
+    {
+      const MutexLock lock(mutex_);
+      if (!scope_unit_) scope_unit_ = state_->add_unit(kScopeName);
+      unit = *scope_unit_;
+    }
+    open_pack_scope(policy, state_, unit, kScopeName);
+  }
+
  private:
+  inline static const std::string kScopeName = "scope";
+
   bool is_attached(const autograd::HookPoint* point) const {
     return std::ranges::find(attached_, point, &AttachedUnit::point) != attached_.end();
   }
 
   // Before anything is attached, so that an engine is never left half attached.
   void check_count(const std::vector<autograd::NamedHookPoint>& chosen) const {
+    if (attached_.empty() && chosen.empty()) return;  // the engine serves scopes alone
     auto count = static_cast<int64_t>(attached_.size());
     for (const auto& point : chosen) count += is_attached(point.point) ? 0 : 1;
     validate(state_->options, count);
@@ -84,7 +104,8 @@ class Engine::Impl {
 
   const std::shared_ptr<EngineState> state_;
   mutable Mutex mutex_;
-  const torch::nn::Module* model_ NEAP_GUARDED_BY(mutex_) = nullptr;  // compared only, never followed
+  const void* model_ NEAP_GUARDED_BY(mutex_) = nullptr;
+  std::optional<int32_t> scope_unit_ NEAP_GUARDED_BY(mutex_);
   std::vector<AttachedUnit> attached_ NEAP_GUARDED_BY(mutex_);
 };
 
@@ -95,12 +116,28 @@ Engine::Engine(Options options, Resources resources) {
 Engine::~Engine() = default;
 
 void Engine::attach(torch::nn::Module& model, const std::vector<std::string>& patterns) {
-  impl_->attach(model, patterns);
+  impl_->attach(autograd::select_model_units(model, patterns, "offload"));
 }
+void Engine::attach(const autograd::ModelUnits& model) { impl_->attach(model); }
 void Engine::detach() noexcept { impl_->detach(); }
 std::vector<std::string> Engine::unit_names() const { return impl_->unit_names(); }
 const Options& Engine::options() const noexcept { return impl_->state().options; }
 StepReport Engine::take_step_report() { return impl_->state().take_report(); }
 memory::PoolCounters Engine::host_counters() const { return impl_->state().host_counters(); }
+
+// Destroyed from its end: the scope is closed before what answers for it.
+struct Scope::Open {
+  std::optional<PackScope> policy;
+  std::optional<autograd::OpNames> names;
+  std::optional<autograd::SavedTensorScope> scope;
+};
+
+Scope::Scope(Engine& engine) : open_(std::make_unique<Open>()) {
+  engine.impl_->open_scope(open_->policy);
+  if (!open_->policy) return;
+  if (engine.options().policy) open_->names.emplace();
+  open_->scope.emplace(&*open_->policy);
+}
+Scope::~Scope() = default;
 
 }  // namespace neap::offload

@@ -27,6 +27,9 @@
 namespace torch::nn {
 class Module;
 }
+namespace neap::autograd {
+struct ModelUnits;
+}
 namespace neap::trace {
 class Recorder;
 }
@@ -51,6 +54,8 @@ class Engine {
   // model's own list of layers. Only autograd::Hookable modules can be units. Attaching a unit twice is attaching it
   // once; attaching a second model to one engine, or matching nothing, is a UserError, and then nothing is attached.
   void attach(torch::nn::Module& model, const std::vector<std::string>& patterns = {});
+  // The same for a model whose units are known already, say one that is written in another language.
+  void attach(const autograd::ModelUnits& model);
   // From now on forward passes are left alone. Names of parameters and modules were never touched. Idempotent.
   void detach() noexcept;
 
@@ -63,8 +68,26 @@ class Engine {
   [[nodiscard]] memory::PoolCounters host_counters() const;
 
  private:
+  friend class Scope;
   class Impl;
   std::unique_ptr<Impl> impl_;
+};
+
+// What this thread saves while it lives is handed to the engine, as if it all belonged to one unit, `scope` by name:
+// for forwards that are not the forward of a module. Units of the engine that run inside take part in the same pass. As
+// a unit does, it leaves tensors alone without grad mode and inside another feature's region; backward may run inside
+// it. Needs no attach(); without it nothing tells frozen parameters and buffers from activations. REQUIRES: destroyed
+// on the thread that made it, in the reverse order of construction.
+class Scope {
+ public:
+  explicit Scope(Engine& engine);
+  ~Scope();
+  Scope(const Scope&) = delete;
+  Scope& operator=(const Scope&) = delete;
+
+ private:
+  struct Open;
+  std::unique_ptr<Open> open_;
 };
 
 }  // namespace neap::offload

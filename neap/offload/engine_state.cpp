@@ -33,11 +33,39 @@ EngineState::EngineState(Options chosen, Resources resources)
       release_window_(kFirstWindow, options.max_in_flight),
       reload_window_(kFirstWindow, kNoLimit) {}
 
-void EngineState::set_model(std::vector<at::Tensor> parameters_and_buffers) {
+void EngineState::set_model(const std::vector<at::Tensor>& parameters_and_buffers, ListTensors list_again) {
   const MutexLock lock(mutex);
-  model_.clear();
-  for (const at::Tensor& tensor : parameters_and_buffers) model_.emplace_back(tensor.getIntrusivePtr());
+  remember(parameters_and_buffers);
+  list_again_ = std::move(list_again);
   stopped_ = false;
+}
+
+void EngineState::remember(const std::vector<at::Tensor>& tensors) {
+  model_.clear();
+  for (const at::Tensor& tensor : tensors) model_.emplace_back(tensor.getIntrusivePtr());
+}
+
+void EngineState::refresh_model(int32_t unit) {
+  ListTensors list;
+  {
+    const MutexLock lock(mutex);
+    const auto current = of_this_thread();
+    if (!list_again_ || (current != current_.end() && !begins_pass(*current, unit))) return;
+    if (std::ranges::none_of(model_, [](const auto& weak) { return weak.expired(); })) return;
+    list = list_again_;
+  }
+  const std::vector<at::Tensor> tensors = list();
+  const MutexLock lock(mutex);
+  remember(tensors);
+}
+
+EngineState::Threads::iterator EngineState::of_this_thread() {
+  return std::ranges::find(current_, std::this_thread::get_id(), &Tape::thread);
+}
+
+// A unit that runs again begins another pass, and so does any unit after backward has begun.
+bool EngineState::begins_pass(const std::shared_ptr<Tape>& tape, int32_t unit) {
+  return tape == nullptr || tape->turned() || tape->has_run(unit);
 }
 
 int32_t EngineState::add_unit(std::string name) {
@@ -71,14 +99,13 @@ std::shared_ptr<Tape> EngineState::enter(int32_t unit, const std::shared_ptr<Tap
   const MutexLock lock(mutex);
   if (stopped_) return nullptr;
   if (within != nullptr) return within;  // a unit inside a unit is part of its run
-  auto current = std::ranges::find(current_, std::this_thread::get_id(), &Tape::thread);
+  auto current = of_this_thread();
   if (current == current_.end()) {
     // Passes of threads that have gone, and of others that nothing belongs to yet.
     std::erase_if(current_, [](const auto& tape) { return tape.use_count() == 1; });
     current = current_.insert(current_.end(), nullptr);
   }
-  // A unit that runs again begins another pass, and so does any unit after backward has begun.
-  if (*current == nullptr || (*current)->turned() || (*current)->has_run(unit)) {
+  if (begins_pass(*current, unit)) {
     current->reset();
     auto tape = begin_pass();
     if (tape == nullptr) return current_.erase(current), nullptr;
@@ -197,7 +224,11 @@ void EngineState::drop_timetable(Tape& tape) {
 
 Departure::Tail EngineState::tail() const {
   const bool learned = automatic() && !options.keep_last && link_->overlaps();
-  if (!learned) return {.keep_runs = options.keep_last.value_or(1), .keep_bytes = options.device_budget};
+  if (!learned) {
+    // The last unit of one would be all there is.
+    const int one = units_.size() > 1 ? 1 : 0;
+    return {.keep_runs = options.keep_last.value_or(one), .keep_bytes = options.device_budget};
+  }
   if (timetable_ != nullptr) return {.keep_runs = 0, .keep_bytes = std::max(options.device_budget, timetable_->tail())};
   // Long enough for reloads to get ahead of backward, and for everything before it to have left when backward begins.
   return {.keep_runs = 0, .keep_bytes = std::max({options.device_budget, reload_window_.size(), release_window()})};

@@ -7,6 +7,7 @@
 #include <c10/core/TensorImpl.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,6 +25,8 @@
 
 namespace neap::offload {
 
+using ListTensors = std::function<std::vector<at::Tensor>()>;
+
 class EngineState : public std::enable_shared_from_this<EngineState> {
  public:
   EngineState(Options options, Resources resources);
@@ -37,7 +40,8 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
   // ---- set up
   // The tensors that are never offloaded, wherever their storages may be moved to later. The device is that of the
   // first of them, or, for a model without any, of the first tensor that it saves.
-  void set_model(std::vector<at::Tensor> parameters_and_buffers);
+  // `list_again` gives them anew when some have gone; may be empty.
+  void set_model(const std::vector<at::Tensor>& parameters_and_buffers, ListTensors list_again);
   int32_t add_unit(std::string name);
   // Forward passes leave no trace from now on.
   void stop();
@@ -45,6 +49,9 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
   void disconnect();
 
   // ---- forward
+  // Before a unit begins: when it would begin a pass and tensors of the model have gone since, asks for them anew.
+  // Locks for itself, but not while it asks.
+  void refresh_model(int32_t unit);
   // A unit begins: in the pass that this thread is in, or in a new one. Null: nothing can be offloaded now, or the
   // device is not known yet. `within` is the tape of a surrounding unit of this engine, or null.
   std::shared_ptr<Tape> enter(int32_t unit, const std::shared_ptr<Tape>& within);
@@ -78,6 +85,10 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
     bool hit = false;  // since the last report
   };
 
+  using Threads = std::vector<std::shared_ptr<Tape>>;
+  Threads::iterator of_this_thread();
+  static bool begins_pass(const std::shared_ptr<Tape>& tape, int32_t unit);
+  void remember(const std::vector<at::Tensor>& tensors);
   std::shared_ptr<Tape> begin_pass();
   void refresh_device();
   void learn();
@@ -97,11 +108,12 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
   bool own_pool_ = false;
   std::shared_ptr<Link> link_;
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> model_;
+  ListTensors list_again_;
   std::vector<Unit> units_;
   std::optional<c10::Device> adopted_device_;
   bool stopped_ = false;
-  trace::Recorder* recorder_;                   // null once the engine has stopped
-  std::vector<std::shared_ptr<Tape>> current_;  // one per thread that runs forward
+  trace::Recorder* recorder_;  // null once the engine has stopped
+  Threads current_;            // one per thread that runs forward
   std::optional<PassShape> learned_;
   size_t expected_tensors_ = 0;  // of a pass
   Departure departure_{{}, std::nullopt};

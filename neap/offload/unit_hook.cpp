@@ -5,13 +5,15 @@
 #include <optional>
 #include <utility>
 
+#include "neap/autograd/graph_task.h"
 #include "neap/autograd/op_name.h"
 
 namespace neap::offload {
 
-PackScope::PackScope(EngineState& engine, const std::shared_ptr<Tape>& within, int32_t unit, const std::string& name)
-    : engine_(engine), unit_(unit), name_(name) {
-  enter(engine.enter(unit, within));
+PackScope::PackScope(std::shared_ptr<EngineState> engine, const std::shared_ptr<Tape>& within, int32_t unit,
+                     const std::string& name)
+    : engine_(std::move(engine)), unit_(unit), name_(name), backward_(autograd::current_backward()) {
+  enter(engine_->enter(unit, within));
 }
 
 void PackScope::enter(std::shared_ptr<Tape> tape) {
@@ -19,42 +21,60 @@ void PackScope::enter(std::shared_ptr<Tape> tape) {
   if (tape_ != nullptr) begin_ns_ = tape_->link().device().now_ns();
 }
 
-PackScope::~PackScope() { engine_.leave(unit_, begin_ns_, saved_, kept_); }
+PackScope::~PackScope() { engine_->leave(unit_, begin_ns_, saved_, kept_); }
+
+std::unique_ptr<autograd::SavedVariableHooks> PackScope::make_hook() {
+  if (autograd::current_backward() != backward_) [[unlikely]]
+    return nullptr;
+  return std::make_unique<PackedView>(*this);
+}
 
 bool PackScope::may_leave(const at::Tensor& tensor) {
   if (tape_ == nullptr) [[unlikely]] {
     if (!tensor.is_floating_point()) return false;
-    engine_.adopt_device(tensor.device());
-    enter(engine_.enter(unit_, nullptr));
+    engine_->adopt_device(tensor.device());
+    enter(engine_->enter(unit_, nullptr));
     if (tape_ == nullptr) return false;
   }
   // Tensors of a plain CPU carry no index.
   const c10::Device device = tensor.device();
   if (device.type() != tape_->device().type() || (device.has_index() && device != tape_->device())) return false;
   if (!is_plain(tensor) || tensor.numel() == 0) return false;
-  if (tensor.storage().nbytes() < static_cast<size_t>(engine_.options.min_bytes.count)) return false;
-  if (engine_.residents.is_resident(tensor)) return false;
-  const Policy& policy = engine_.options.policy;
+  if (tensor.storage().nbytes() < static_cast<size_t>(engine_->options.min_bytes.count)) return false;
+  if (engine_->residents.is_resident(tensor)) return false;
+  const Policy& policy = engine_->options.policy;
   return !policy || policy(tensor, name_, autograd::current_op_name()) == Decision::kOffload;
 }
 
 OffloadHook::OffloadHook(std::shared_ptr<EngineState> engine, std::string name)
     : engine_(std::move(engine)), name_(std::move(name)), unit_(engine_->add_unit(name_)) {}
 
-void OffloadHook::around_forward(const autograd::UnitCall& /*call*/, c10::function_ref<void()> body) {
-  if (engine_->options.mode == Mode::kOff || !c10::GradMode::is_enabled()) return body();
+void open_pack_scope(std::optional<PackScope>& scope, const std::shared_ptr<EngineState>& engine, int32_t unit,
+                     const std::string& name) {
+  if (engine->options.mode == Mode::kOff || !c10::GradMode::is_enabled()) return;
+  if (autograd::SavedTensorScope::python_wins()) return;
   std::shared_ptr<Tape> within;
   if (const auto* surrounding = autograd::SavedTensorScope::current()) {
-    const auto* scope = dynamic_cast<const PackScope*>(surrounding->policy());
+    const auto* outer = dynamic_cast<const PackScope*>(surrounding->policy());
     // Inside another feature's region, say one that is being recomputed: what is saved here is that feature's.
-    if (scope == nullptr) return body();
-    if (&scope->engine() == engine_.get()) within = scope->shared_tape();
+    if (outer == nullptr) return;
+    if (outer->backward() != autograd::current_backward()) return;
+    if (&outer->engine() == engine.get()) within = outer->shared_tape();
+  } else if (autograd::current_backward() != autograd::kNoBackward) {
+    return;
   }
-  if (!engine_->active()) return body();
-  PackScope policy(*engine_, within, unit_, name_);
+  if (!engine->active()) return;
+  if (within == nullptr) engine->refresh_model(unit);
+  scope.emplace(engine, within, unit, name);
+}
+
+void OffloadHook::around_forward(const autograd::UnitCall& /*call*/, c10::function_ref<void()> body) {
+  std::optional<PackScope> policy;
+  open_pack_scope(policy, engine_, unit_, name_);
+  if (!policy) return body();
   std::optional<autograd::OpNames> names;
   if (engine_->options.policy) names.emplace();
-  const autograd::SavedTensorScope scope(&policy);
+  const autograd::SavedTensorScope scope(&*policy);
   body();
 }
 

@@ -35,6 +35,7 @@ std::filesystem::path find_library() {
   std::vector<std::filesystem::path> places;
   for (const auto& folder : own_folders()) {
     places.push_back(folder / kFileName);
+    places.push_back(folder / "lib" / kFileName);  // the Python package holds an installation
     places.push_back(folder.parent_path() / "lib" / kFileName);
   }
 #ifdef NEAP_SIM_BUILT_LIBRARY

@@ -12,9 +12,9 @@ namespace neap::sim {
 inline constexpr const char* kLibraryVariable = "NEAP_SIM_LIBRARY";
 
 // Loads libneap_sim.so on the first call, and configures the device from NEAP_SIM if that is set. The library is the
-// one that NEAP_SIM_LIBRARY names; else it lies beside the program or library this function is part of, or in ../lib of
-// that; else it is the one this function was built with. UserError when there is none, when it belongs to another
-// version, or when the process already runs another accelerator. Thread-safe.
+// one that NEAP_SIM_LIBRARY names; else it lies beside the program or library this function is part of, or in lib or
+// ../lib of that; else it is the one this function was built with. UserError when there is none, when it belongs to
+// another version, or when the process already runs another accelerator. Thread-safe.
 Control& load();
 
 // The same from one given file, without regard to the environment. Each file is loaded once.

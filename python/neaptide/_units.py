@@ -1,0 +1,88 @@
+"""Units made of the modules of a model: calls of such a module run inside a hook point of the library.
+
+A module becomes a unit by a change of its class, to a subclass that differs in `__call__` alone. So what a unit
+contains is everything that a call of the module does: other people's hooks, a checkpoint inside its `forward`, a
+compiled version of it. Copies and pickles of the module are plain modules of the former class.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+from typing import TYPE_CHECKING, Any
+
+from neaptide import _C
+
+if TYPE_CHECKING:
+    import torch
+
+_STATE = "_neaptide_unit"
+
+
+class _State:
+    """What hangs at a module that is a unit: its hook point, and whoever uses it, kept alive by the module."""
+
+    def __init__(self) -> None:
+        self.unit = _C.Unit()
+        self.users: list[object] = []
+
+
+class _UnitModule:
+    """Comes first among the bases of the class of a module that is a unit."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        forward = super().__call__  # type: ignore[misc]
+        state = self.__dict__.get(_STATE)
+        if state is None:
+            return forward(*args, **kwargs)
+        return state.unit.run(forward, args, kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A copy has no hook points, hence no reason to be anything but what it was.
+        reduced = super().__reduce_ex__(protocol)
+        if not isinstance(reduced, tuple):
+            return reduced
+        make, args, *rest = reduced
+        own, plain = type(self), type(self)._neaptide_plain  # type: ignore[attr-defined]
+        if rest and isinstance(rest[0], dict):
+            rest[0] = {name: value for name, value in rest[0].items() if name != _STATE}
+        # Pickle has its own way with this function, and compares the class then.
+        make = plain.__new__ if make is copyreg.__newobj__ else plain if make is own else make  # type: ignore[attr-defined]
+        return (make, tuple(plain if arg is own else arg for arg in args), *rest)
+
+
+@functools.cache
+def _unit_class(plain: type) -> type:
+    names = {
+        "__module__": plain.__module__,
+        "__qualname__": plain.__qualname__,
+        "__doc__": plain.__doc__,
+        "_neaptide_plain": plain,
+    }
+    return type(plain)(plain.__name__, (_UnitModule, plain), names)
+
+
+def acquire(module: torch.nn.Module, user: object) -> _C.Unit:
+    """Makes the module a unit, if it is none yet, which it stays until `user` releases it."""
+    state = module.__dict__.get(_STATE)
+    if state is None:
+        if not isinstance(module, _UnitModule):
+            module.__class__ = _unit_class(type(module))
+        state = module.__dict__[_STATE] = _State()
+    state.users.append(user)
+    return state.unit
+
+
+def release(module: torch.nn.Module, user: object) -> None:
+    """Undoes acquire(). The module gets its class back when nobody else uses it."""
+    state = module.__dict__.get(_STATE)
+    if state is None or user not in state.users:
+        return
+    state.users.remove(user)
+    if state.users:
+        return
+    del module.__dict__[_STATE]
+    # A class that somebody put in front of ours since (FSDP2 does that) stays, and ours with it, idle.
+    plain = type(module).__dict__.get("_neaptide_plain")
+    if plain is not None:
+        module.__class__ = plain
