@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs every C++ test (ctest) and every Python test (pytest) of one build and says how many there were.
 
-Both run even when the first fails; the exit status is that of the worse. `make test` calls it. How long a whole run that
-passed took is left in the build's test-time.json, for `make bench`.
+Both run even when the first fails; the exit status is that of the worse. `make test` calls it. How long a whole run
+that passed took is left in the build's test-time.json, for `make bench`.
 """
 
 import argparse
