@@ -135,6 +135,36 @@ def test_retained_graphs_and_double_backward(device):
         run(model, **how).assert_same(plain)
 
 
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_adapters(device, order):
+    from peft import LoraConfig, get_peft_model  # noqa: PLC0415
+
+    leaving = set()
+
+    def note(tensor, *_):
+        leaving.add(tensor.untyped_storage().data_ptr())
+        return "offload"
+
+    def run(offload):
+        model, handle = llama(), None
+        if offload and order == "before":
+            handle = nt.offload(model, **MIN, policy=note)
+        torch.manual_seed(1)
+        model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.1)).to(device)
+        if offload and order == "after":
+            handle = nt.offload(model, **MIN, policy=note)
+        got = train(model, device)
+        # The frozen weights, which backward needs, are the model's: what is saved of them stays.
+        assert leaving.isdisjoint(p.untyped_storage().data_ptr() for p in model.parameters())
+        return got, handle
+
+    plain, _ = run(offload=False)
+    got, handle = run(offload=True)
+    got.assert_same(plain)
+    assert [name.rsplit(".", 1)[1] for name in handle.units] == ["0", "1", "2", "3"]
+    assert leaving
+
+
 # ---- other people's hooks
 
 
