@@ -1,10 +1,13 @@
 // The step of the trainer on small models of its own; with a real model and offload in training_test.cpp.
 #include "neap/train/trainer.h"
 
+#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,8 +18,11 @@
 #include <fstream>
 #include <limits>
 
+#include "neap/base/scope_exit.h"
 #include "neap/trace/recorder.h"
 #include "neap/train/adamw.h"
+#include "neap/train/determinism.h"
+#include "testing/error_of.h"
 
 namespace neap::train {
 namespace {
@@ -242,6 +248,16 @@ TEST(OutOfMemoryText, KnowsEveryAllocator) {
   } catch (const std::exception& error) {
     EXPECT_TRUE(out_of_memory_text(error).has_value()) << error.what();
   }
+}
+
+TEST(Trainer, AnOperatorWithoutADeterministicImplementationIsTheUsersMatter) {
+  Toy toy;
+  Trainer trainer = toy.trainer(section(1, 1), 0, [](const at::Tensor&, const at::Tensor&, double) {
+    return at::zeros({1}).put_(at::zeros({1}, at::kLong), at::ones({1}));
+  });
+  set_deterministic(Deterministic::kOn);
+  const ScopeExit off([] { at::globalContext().setDeterministicAlgorithms(false, false); });
+  EXPECT_THAT(testing::error_of([&] { trainer.step(); }), HasSubstr("[train.deterministic] expected operators with a"));
 }
 
 }  // namespace
