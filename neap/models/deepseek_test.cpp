@@ -3,7 +3,6 @@
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -13,7 +12,6 @@
 
 #include "neap/autograd/hook_point.h"
 #include "neap/base/error.h"
-#include "neap/base/log.h"
 #include "neap/files/safetensors.h"
 #include "neap/models/hugging_face.h"
 #include "neap/models/mixture_of_experts.h"
@@ -94,20 +92,7 @@ TEST(Deepseek, BuffersOfAModelWithoutMemoryGetSome) {
 // Files
 // ----------------------------------------------------------------------------------------------------------------
 
-class DeepseekFiles : public ::testing::Test {
- protected:
-  DeepseekFiles() : dir_(std::filesystem::temp_directory_path() / ("neap_deepseek_" + std::to_string(::getpid()))) {
-    former_ = set_log_sink([this](LogLevel, const std::string& text) { warnings_ += text; });
-  }
-  ~DeepseekFiles() override {
-    set_log_sink(former_);
-    std::filesystem::remove_all(dir_);
-  }
-
-  std::filesystem::path dir_;
-  std::string warnings_;
-  LogSink former_;
-};
+class DeepseekFiles : public FilesTest {};
 
 TEST_F(DeepseekFiles, HaveEachExpertOnItsOwnAndAreReadBackBitForBit) {
   const auto model = tiny_deepseek(3);

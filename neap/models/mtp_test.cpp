@@ -3,15 +3,12 @@
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
-#include <filesystem>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "neap/base/log.h"
 #include "neap/files/safetensors.h"
 #include "neap/models/hugging_face.h"
 #include "neap/models/inspect.h"
@@ -110,20 +107,7 @@ TEST(Mtp, AreUnitsAmongTheLayers) {
 // Files
 // ----------------------------------------------------------------------------------------------------------------
 
-class MtpFiles : public ::testing::Test {
- protected:
-  MtpFiles() : dir_(std::filesystem::temp_directory_path() / ("neap_mtp_" + std::to_string(::getpid()))) {
-    former_ = set_log_sink([this](LogLevel, const std::string& text) { warnings_ += text; });
-  }
-  ~MtpFiles() override {
-    set_log_sink(former_);
-    std::filesystem::remove_all(dir_);
-  }
-
-  std::filesystem::path dir_;
-  std::string warnings_;
-  LogSink former_;
-};
+class MtpFiles : public FilesTest {};
 
 TEST_F(MtpFiles, HaveTheNamesAndCopiesOfThePublishedOnesAndAreReadBackBitForBit) {
   for (const bool tied : {false, true}) {

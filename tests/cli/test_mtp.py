@@ -109,6 +109,25 @@ def test_loaded_ones_are_kept_and_change_nothing(deepseek):
     assert not any(name.startswith(FURTHER) for name in exported(deepseek, "left"))
 
 
+def test_ranks_keep_their_pieces_of_them(deepseek):
+    common = ["--model.path=deepseek", *CPU, "--model.mtp=load", "--optim.clip=0"]
+    alone = train(deepseek, "alone", *common, "--train.accumulation=2")
+    command = [binary(), "train", "run.yaml", "--log.dir=ranks", *common, "--checkpoint.export=true"]
+    with rank_processes([command] * 2, cwd=deepseek.path) as processes:
+        for code, _, err in [end(process) for process in processes]:
+            assert (code, err) == (0, "")
+    assert [line[0] for line in numbers(deepseek, "ranks")] == [line[0] for line in alone]
+    before = load_file(deepseek.path / "deepseek" / "model.safetensors")
+    after = exported(deepseek, "ranks")
+    assert set(after) == set(before)
+    assert np.array_equal(after[FURTHER + "eh_proj.weight"], before[FURTHER + "eh_proj.weight"])
+    # One rank leaves the line about what is left out, not each.
+    command = [binary(), "train", "run.yaml", "--log.dir=left", "--model.path=deepseek", *CPU]
+    with rank_processes([command] * 2, cwd=deepseek.path) as processes:
+        errors = [err for _, _, err in [end(process) for process in processes]]
+    assert sorted(err.count("neither trained nor saved") for err in errors) == [0, 1]
+
+
 def test_what_is_left_out_is_said_wherever_it_is_lost(deepseek):
     arguments = ["--model.path=deepseek", *CPU, "--checkpoint.export=true", "--checkpoint.every=3"]
     lines = deepseek.train(*arguments, "--log.dir=left").err.splitlines()

@@ -116,17 +116,20 @@ def shifted(ids):
     return torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], -100)], dim=1)
 
 
-def random_model(config, seed):
+def randomised(module):
     """Random in every parameter: transformers starts biases at 0 and norms at 1, where faults would hide."""
-    set_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in module.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.1)
-        for name, buffer in model.named_buffers():
+        for name, buffer in module.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.1)
-    return model
+    return module
+
+
+def random_model(config, seed):
+    set_seed(seed)
+    return randomised(AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32))
 
 
 def run_cpp(model_dir, ids, labels, folder, *options):

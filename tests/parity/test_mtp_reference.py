@@ -10,7 +10,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_transformers import LATENT, error_of, random_model, run_cpp
+from test_transformers import LATENT, error_of, random_model, randomised, run_cpp
 from torch.nn.functional import cross_entropy
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer, DeepseekV3RMSNorm
@@ -56,18 +56,6 @@ def reference_losses(model, depths, ids, labels):
     return loss, sum(sums) / count / len(depths)
 
 
-def random_depths(config, count):
-    depths = [Depth(config, config.num_hidden_layers + i) for i in range(count)]
-    with torch.no_grad():
-        for depth in depths:
-            for name, parameter in depth.named_parameters():
-                parameter.normal_(1.0 if "norm" in name else 0.0, 0.1)
-            for name, buffer in depth.named_buffers():
-                if name.endswith("e_score_correction_bias"):
-                    buffer.normal_(0.0, 0.1)
-    return depths
-
-
 def stored(name, tensor):
     """Stacked experts one by one, as files have them."""
     if name.endswith("mlp.experts.gate_up_proj"):
@@ -103,7 +91,7 @@ def save(model, depths, folder):
 @pytest.mark.parametrize(("count", "tied"), [(1, False), (1, True), (3, False)])
 def test_losses_and_gradients_are_those_of_the_reference(count, tied, tmp_path):
     model = random_model(DeepseekV3Config(**LATENT, tie_word_embeddings=tied), seed=5)
-    depths = random_depths(model.config, count)
+    depths = [randomised(Depth(model.config, model.config.num_hidden_layers + i)) for i in range(count)]
     tensors = save(model, depths, tmp_path / "model")
     tokens = torch.randint(0, LATENT["vocab_size"], (2, 30))
     ids, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
