@@ -24,7 +24,7 @@ x = torch.randn(64, 64, device="sim")
 model(x).sum().backward()
 expected = [p.grad.cpu() for p in model.parameters()]
 model.zero_grad()
-handle = nt.offload(model, min_bytes=0)
+handle = nt.offload(model, min_bytes=0, keep_last=0)
 model(x).sum().backward()
 assert all(torch.equal(p.grad.cpu(), e) for p, e in zip(model.parameters(), expected))
 assert handle.take_step_report().offloaded_bytes > 0
@@ -34,7 +34,7 @@ print(nt.__version__, nt.__file__)
 
 def call(*command, **environment):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | environment
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=900, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800, env=environment)
 
 
 def succeed(*command):
