@@ -45,9 +45,11 @@ def make(build, jobs, arguments):
     return subprocess.run(["ninja", "-C", str(build), f"-j{jobs}", *chosen], check=False).returncode
 
 
-def run_pytest(build):
-    environment = os.environ | {"NEAP_BUILD_DIR": str(build), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}
+def run_pytest(build, jobs):
+    # One thread an operator, as for ctest. A file's tests stay together, since they share what they have made.
+    environment = os.environ | {"NEAP_BUILD_DIR": str(build), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     command = [sys.executable, "-m", "pytest", "--quiet", "--durations=5", "--durations-min=5"]
+    command += [f"--numprocesses={jobs}", "--dist=loadfile"]
     # Those of the package make the simulated device part of their process, which it has to be from the beginning and
     # the others are not to see.
     apart = "tests/python"
@@ -82,7 +84,7 @@ def main():
 
     print(flush=True)
     python_began = time.monotonic()
-    python_status = run_pytest(build)
+    python_status = run_pytest(build, options.jobs)
     ended = time.monotonic()
     print(f"Python: {'passed' if python_status == 0 else 'failed'}, {ended - python_began:.0f} s", flush=True)
     if not filters and status == 0 and python_status == 0:
