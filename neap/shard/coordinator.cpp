@@ -189,7 +189,8 @@ void Coordinator::enter(Unit& unit) {
     NEAP_CHECK(root_is_there, "[shard] expected the forward of unit '", unit.name,
                "' inside that of the model; found it outside, so parameters that belong to no unit, such as '",
                root().groups.front()->parameter_name(0),
-               "', are in pieces; wrap the forward: sharded.run([&] { return model->forward(x); })");
+               "', are in pieces; wrap the forward: sharded.run([&] { return model->forward(x); }), or in Python call "
+               "model(x)");
     unshard(unit);
     if (!in_backward()) prefetch(forward_order_.advance(unit.index));
   }

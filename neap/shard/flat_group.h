@@ -24,14 +24,10 @@
 #include "neap/shard/flat_layout.h"
 #include "neap/shard/full_gradient.h"
 #include "neap/shard/ledger.h"
+#include "neap/shard/named_unit.h"
 #include "neap/shard/options.h"
 
 namespace neap::shard {
-
-struct NamedParameter {
-  std::string name;
-  at::Tensor tensor;
-};
 
 // The groups of ranks that the pieces are exchanged in.
 struct Ranks {

@@ -34,6 +34,14 @@ std::vector<GroupKey> group_keys(const std::vector<NamedParameter>& parameters) 
   return keys;
 }
 
+using PiecesByName = std::map<std::string_view, std::vector<const Shard*>>;
+
+PiecesByName sort_by_name(const std::vector<Shard>& pieces) {
+  PiecesByName by_name;
+  for (const Shard& piece : pieces) by_name[piece.name].push_back(&piece);
+  return by_name;
+}
+
 // Together the pieces contain all of this rank's.
 void check_cover(const FlatGroup& group, std::size_t i, std::vector<const Shard*> pieces) {
   const Piece mine = group.piece(i);
@@ -60,17 +68,24 @@ void check_options(const Options& options) {
   }
 }
 
+void check_parameters(const std::vector<OwnedUnit>& units, const Options& options) {
+  for (const OwnedUnit& owned : units) {
+    for (const NamedParameter& parameter : owned.parameters) {
+      NEAP_CHECK(!Coordinator::watched(parameter.tensor), "[shard] expected a model that is not sharded; found that '",
+                 parameter.name, "' is sharded already; call dissolve() on its Sharded first");
+      FlatGroup::check(parameter, options);
+    }
+  }
+}
+
 }  // namespace
 
 class Sharded::Impl {
  public:
-  Impl(torch::nn::Module& model, Ranks ranks, Options options)
+  // REQUIRES: checked options.
+  Impl(std::vector<OwnedUnit> units, Ranks ranks, Options options)
       : coordinator(std::make_shared<Coordinator>(ranks, std::move(options))) {
-    check_options(coordinator->options());
-    std::vector<OwnedUnit> units = assign_parameters(model, coordinator->options().modules);
-    for (const OwnedUnit& owned : units) {
-      for (const NamedParameter& parameter : owned.parameters) check(parameter);
-    }
+    check_parameters(units, coordinator->options());
     for (OwnedUnit& owned : units) build(owned);
     coordinator->watch_gradients();
   }
@@ -99,11 +114,6 @@ class Sharded::Impl {
   autograd::HookPoint* root_point = nullptr;
 
  private:
-  void check(const NamedParameter& parameter) const {
-    NEAP_CHECK(!Coordinator::watched(parameter.tensor), "[shard] expected a model that is not sharded; found that '",
-               parameter.name, "' is sharded already; call dissolve() on its Sharded first");
-    FlatGroup::check(parameter, coordinator->options());
-  }
   void build(OwnedUnit& owned);
 
   std::vector<std::unique_ptr<autograd::HookPoint>> own_points_;
@@ -122,10 +132,9 @@ void Sharded::Impl::build(OwnedUnit& owned) {
     unit.groups.push_back(std::make_unique<FlatGroup>(label, std::move(parameters), coordinator->ranks(),
                                                       coordinator->options(), coordinator->ledger()));
   }
-  auto* hookable = dynamic_cast<autograd::Hookable*>(owned.module);
-  if (hookable == nullptr) own_points_.push_back(std::make_unique<autograd::HookPoint>());
-  autograd::HookPoint& point = hookable != nullptr ? hookable->hook_point() : *own_points_.back();
-  points.emplace(owned.module, &point);
+  if (owned.point == nullptr) own_points_.push_back(std::make_unique<autograd::HookPoint>());
+  autograd::HookPoint& point = owned.point != nullptr ? *owned.point : *own_points_.back();
+  if (owned.module != nullptr) points.emplace(owned.module, &point);
   if (root) root_point = &point;
   handles_.push_back(point.attach(std::make_shared<ShardHook>(coordinator, unit), autograd::HookOrder::kShard));
 }
@@ -165,7 +174,22 @@ Sharded::Sharded(Sharded&&) noexcept = default;
 Sharded& Sharded::operator=(Sharded&&) noexcept = default;
 
 Sharded fully_shard(torch::nn::Module& model, comm::MeshGroups groups, Options options) {
-  return Sharded(std::make_unique<Sharded::Impl>(model, Ranks{groups.shard, groups.replicate}, std::move(options)));
+  check_options(options);
+  std::vector<OwnedUnit> units = assign_parameters(model, options.modules);
+  const Ranks ranks{groups.shard, groups.replicate};
+  return Sharded(std::make_unique<Sharded::Impl>(std::move(units), ranks, std::move(options)));
+}
+
+Sharded fully_shard(const std::vector<NamedUnit>& units, comm::MeshGroups groups, Options options) {
+  NEAP_ASSERT(!units.empty() && units.back().name.empty(), "the root is not the last of ", units.size(), " units");
+  check_options(options);
+  const Ranks ranks{groups.shard, groups.replicate};
+  return Sharded(std::make_unique<Sharded::Impl>(assign_parameters(units), ranks, std::move(options)));
+}
+
+void check_shardable(const std::vector<NamedUnit>& units, const Options& options) {
+  check_options(options);
+  check_parameters(assign_parameters(units), options);
 }
 
 autograd::HookPoint& Sharded::root_point() { return *impl_->root_point; }
@@ -238,14 +262,13 @@ std::vector<FlatShard> Sharded::flat_shards() {
   return flats;
 }
 
-void Sharded::load_shards(const std::vector<Shard>& pieces) {
+void Sharded::check_shards(const std::vector<Shard>& pieces) {
   impl_->coordinator->come_to_rest("load_shards()");
-  std::map<std::string_view, std::vector<const Shard*>> by_name;
+  const PiecesByName by_name = sort_by_name(pieces);
   for (const Shard& piece : pieces) {
     NEAP_CHECK(piece.data.dim() == 1 && piece.data.numel() == piece.end - piece.begin,
                "[shard] expected the piece of '", piece.name, "' to hold elements ", piece.begin, " to ", piece.end,
                "; found ", piece.data.sizes());
-    by_name[piece.name].push_back(&piece);
   }
   std::size_t known = 0;
   impl_->for_each_parameter([&](FlatGroup& group, std::size_t i) {
@@ -255,6 +278,11 @@ void Sharded::load_shards(const std::vector<Shard>& pieces) {
   });
   NEAP_CHECK(known == by_name.size(), "[shard] expected pieces of the model's parameters alone; found ",
              by_name.size() - known, " other names");
+}
+
+void Sharded::load_shards(const std::vector<Shard>& pieces) {
+  check_shards(pieces);
+  const PiecesByName by_name = sort_by_name(pieces);
   impl_->for_each_parameter([&](FlatGroup& group, std::size_t i) {
     const auto found = by_name.find(group.parameter_name(i));
     if (found == by_name.end()) return;
@@ -282,7 +310,7 @@ std::map<std::string, at::Tensor> Sharded::full_state(const std::function<bool(c
   return state;
 }
 
-void Sharded::load_full_state(const std::map<std::string, at::Tensor>& state) {
+void Sharded::check_full_state(const std::map<std::string, at::Tensor>& state) {
   impl_->coordinator->come_to_rest("load_full_state()");
   std::set<std::string> unknown;
   for (const auto& [name, value] : state) unknown.insert(name);
@@ -295,6 +323,10 @@ void Sharded::load_full_state(const std::map<std::string, at::Tensor>& state) {
   });
   NEAP_CHECK(unknown.empty(), "[shard] expected parameters of the model alone in the state; found '", *unknown.begin(),
              "'");
+}
+
+void Sharded::load_full_state(const std::map<std::string, at::Tensor>& state) {
+  check_full_state(state);
   impl_->for_each_parameter(
       [&](FlatGroup& group, std::size_t i) { group.load_full(i, state.at(group.parameter_name(i))); });
 }

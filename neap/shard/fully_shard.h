@@ -42,6 +42,7 @@
 #include "neap/autograd/hook_point.h"
 #include "neap/comm/world.h"
 #include "neap/shard/ledger.h"
+#include "neap/shard/named_unit.h"
 #include "neap/shard/options.h"
 
 namespace torch::nn {
@@ -129,6 +130,9 @@ class Sharded {
   // Every rank is given the full parameters and keeps its piece. UserError for names that are missing or unknown, or
   // other shapes, and then nothing has changed.
   void load_full_state(const std::map<std::string, at::Tensor>& state);
+  // The checks of the two alone.
+  void check_shards(const std::vector<Shard>& pieces);
+  void check_full_state(const std::map<std::string, at::Tensor>& state);
 
   [[nodiscard]] Usage usage() const;
   // From here on `look` is called before full parameters or gradients come or go, on the thread that runs the unit, and
@@ -147,6 +151,7 @@ class Sharded {
  private:
   class Impl;
   friend Sharded fully_shard(torch::nn::Module&, comm::MeshGroups, Options);
+  friend Sharded fully_shard(const std::vector<NamedUnit>&, comm::MeshGroups, Options);
   explicit Sharded(std::unique_ptr<Impl> impl);
 
   autograd::HookPoint& root_point();
@@ -161,5 +166,10 @@ class Sharded {
 // cannot be sharded: a parameter of two units, two parameters over one memory, parameters that are no dense leaves,
 // have gradients or belong to a living graph, a model that is sharded already.
 Sharded fully_shard(torch::nn::Module& model, comm::MeshGroups groups, Options options = {});
+// The same for a model whose units are known already, say one that is written in another language: the root last, of
+// which there must be one, and Options::modules without a meaning. Forwards run through the units' own hook points.
+Sharded fully_shard(const std::vector<NamedUnit>& units, comm::MeshGroups groups, Options options = {});
+// Throws what that would throw, and changes nothing.
+void check_shardable(const std::vector<NamedUnit>& units, const Options& options);
 
 }  // namespace neap::shard

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from neaptide._torch import check_torch
 
 if TYPE_CHECKING:
-    from neaptide._C import Error, HostCounters, InternalError, OutOfMemory, StepReport, UserError
+    from neaptide._C import Error, HostCounters, InternalError, OutOfMemory, ShardUsage, StepReport, UserError
     from neaptide._offload import Offload, OffloadOptions, OffloadScope, offload, offload_scope
+    from neaptide._shard import Sharded, ShardOptions, ShardPiece, fully_shard
 
 __all__ = [
     "Error",
@@ -27,8 +28,13 @@ __all__ = [
     "OffloadOptions",
     "OffloadScope",
     "OutOfMemory",
+    "ShardOptions",
+    "ShardPiece",
+    "ShardUsage",
+    "Sharded",
     "StepReport",
     "UserError",
+    "fully_shard",
     "offload",
     "offload_scope",
 ]
@@ -51,7 +57,6 @@ def __getattr__(name: str) -> object:
             f"neaptide.{name}: expected an installed or built package; found the files of a source tree, {__file__}; "
             "install it (pip install . --no-build-isolation), or build it (make build) and use build/dev/python"
         )
-    offload_names = import_module("neaptide._offload")
-    home = offload_names if hasattr(offload_names, name) else import_module("neaptide._C")
-    value = globals()[name] = getattr(home, name)
+    homes = (import_module(f"neaptide.{home}") for home in ("_offload", "_shard", "_C"))
+    value = globals()[name] = next(getattr(home, name) for home in homes if hasattr(home, name))
     return value

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self, Unpack
 
-_CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
-
 
 class OffloadOptions(TypedDict, total=False):
     """The engine's options; what is left out has the default in brackets. Bytes are an int or a text like "64MiB"."""
@@ -67,7 +65,7 @@ class Offload(_Statistics):
     def __init__(self, model: torch.nn.Module, modules: Iterable[str | int], options: OffloadOptions) -> None:
         self._engine = _C.Engine(dict(options))
         self._modules: list[weakref.ref[torch.nn.Module]] = []
-        chosen = _select(model, [str(pattern) for pattern in modules])
+        chosen = _units.select(model, modules, "offload")
         try:
             units = [(name, self._acquire(module)) for name, module in chosen]
             self._engine.attach(id(model), units, _tensors_of(model))
@@ -154,7 +152,7 @@ def offload(model: torch.nn.Module, modules: Iterable[str | int] = (), **options
     Raises:
         UserError: an option is not valid, or an entry of `modules` matches nothing; nothing has changed then.
     """
-    return Offload(model, [modules] if isinstance(modules, (str, int)) else modules, options)
+    return Offload(model, modules, options)
 
 
 def offload_scope(model: torch.nn.Module | None = None, **options: Unpack[OffloadOptions]) -> OffloadScope:
@@ -168,19 +166,6 @@ def offload_scope(model: torch.nn.Module | None = None, **options: Unpack[Offloa
     return OffloadScope(model, options)
 
 
-def _select(model: torch.nn.Module, patterns: list[str]) -> list[tuple[str, torch.nn.Module]]:
-    """The chosen modules under their first names, each once."""
-    modules = dict(model.named_modules(remove_duplicate=False))
-    units = [name for name, module in modules.items() if name and not isinstance(module, _CONTAINERS)]
-    layer_classes = _no_split_classes(model)
-    layers = [name for name in units if any(base.__name__ in layer_classes for base in type(modules[name]).__mro__)]
-    chosen: dict[int, tuple[str, torch.nn.Module]] = {}
-    for index in _C.select_units(list(modules), units, layers, patterns):
-        module = modules[units[index]]
-        chosen.setdefault(id(module), (units[index], module))
-    return list(chosen.values())
-
-
 def _tensors_of(model: torch.nn.Module) -> Callable[[], list[torch.Tensor]]:
     """Lists what the model owns now; moving it to another device replaces all of that. Does not keep the model."""
     reference = weakref.ref(model)
@@ -190,11 +175,3 @@ def _tensors_of(model: torch.nn.Module) -> Callable[[], list[torch.Tensor]]:
         return [] if owner is None else [*owner.parameters(), *owner.buffers()]
 
     return list_tensors
-
-
-def _no_split_classes(model: torch.nn.Module) -> set[str]:
-    """Names of the classes that the model, or a part of it, says are its layers."""
-    names: set[str] = set()
-    for module in model.modules():
-        names.update(getattr(module, "_no_split_modules", None) or ())
-    return names

@@ -11,11 +11,14 @@ import copyreg
 import functools
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from neaptide import _C
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Iterable
 
+CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
 _STATE = "_neaptide_unit"
 
 
@@ -86,3 +89,25 @@ def release(module: torch.nn.Module, user: object) -> None:
     plain = type(module).__dict__.get("_neaptide_plain")
     if plain is not None:
         module.__class__ = plain
+
+
+def select(model: torch.nn.Module, patterns: Iterable[str | int], section: str) -> list[tuple[str, torch.nn.Module]]:
+    """The chosen modules under their first names, each once. Errors begin with the section."""
+    texts = [str(pattern) for pattern in ([patterns] if isinstance(patterns, (str, int)) else patterns)]
+    modules = dict(model.named_modules(remove_duplicate=False))
+    units = [name for name, module in modules.items() if name and not isinstance(module, CONTAINERS)]
+    layer_classes = _no_split_classes(model)
+    layers = [name for name in units if any(base.__name__ in layer_classes for base in type(modules[name]).__mro__)]
+    chosen: dict[int, tuple[str, torch.nn.Module]] = {}
+    for index in _C.select_units(list(modules), units, layers, texts, section):
+        module = modules[units[index]]
+        chosen.setdefault(id(module), (units[index], module))
+    return list(chosen.values())
+
+
+def _no_split_classes(model: torch.nn.Module) -> set[str]:
+    """Names of the classes that the model, or a part of it, says are its layers."""
+    names: set[str] = set()
+    for module in model.modules():
+        names.update(getattr(module, "_no_split_modules", None) or ())
+    return names

@@ -13,7 +13,9 @@ namespace neap::python {
 namespace py = pybind11;
 
 void bind_errors(py::module_& module);
+void bind_units(py::module_& module);
 void bind_offload(py::module_& module);
+void bind_shard(py::module_& module);
 void bind_sim(py::module_& module);
 
 // neaptide.UserError, for what Python code was asked for and did wrong.

@@ -9,7 +9,7 @@
 #include "neap/base/error.h"
 #include "neap/base/log.h"
 #include "neap/base/mutex.h"
-#include "python/src/bind.h"
+#include "python/src/arguments.h"
 
 namespace neap::python {
 namespace {
@@ -99,6 +99,12 @@ Bytes to_bytes(py::handle value, const std::string& what) {
                   py::repr(value).cast<std::string>());
 }
 
+bool to_bool(py::handle value, const std::string& what) {
+  NEAP_CHECK(PyBool_Check(value.ptr()), "[", what, "] expected True or False; found ",
+             py::repr(value).cast<std::string>());
+  return value.is(py::handle(Py_True));
+}
+
 }  // namespace neap::python
 
 PYBIND11_MODULE(_C, module) {
@@ -106,7 +112,9 @@ PYBIND11_MODULE(_C, module) {
   neap::python::py::module_::import("torch");
   module.attr("built_with_torch") = TORCH_VERSION;
   neap::python::bind_errors(module);
+  neap::python::bind_units(module);
   neap::python::bind_offload(module);
+  neap::python::bind_shard(module);
   neap::python::bind_sim(module);
   neap::set_wait_hooks(&neap::python::kWaitHooks);
   neap::set_log_sink(&neap::python::log_to_python);

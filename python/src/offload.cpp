@@ -1,69 +1,20 @@
-// neaptide._C: units made of Python modules, and the offload engine.
-#include <ATen/SavedTensorHooks.h>
+// neaptide._C: the offload engine.
 #include <pybind11/stl.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
-#include "neap/autograd/hook_point.h"
 #include "neap/autograd/named_hook_points.h"
-#include "neap/autograd/unit_selection.h"
 #include "neap/base/error.h"
 #include "neap/offload/engine.h"
+#include "python/src/arguments.h"
 #include "python/src/bind.h"
+#include "python/src/unit.h"
 
 namespace neap::python {
 namespace {
-
-using Tensors = std::vector<at::Tensor>;
-
-// Tensors inside of nested tuples, lists, dicts and dataclasses: what modules take and return.
-void add_tensors(py::handle value, Tensors& tensors, int depth = 0) {
-  constexpr int kDeepest = 8;  // a structure that contains itself has no end
-  if (THPVariable_Check(value.ptr())) {
-    tensors.push_back(THPVariable_Unpack(value.ptr()));
-  } else if (depth == kDeepest) {
-    return;
-  } else if (PyTuple_Check(value.ptr()) || PyList_Check(value.ptr())) {
-    for (const py::handle item : py::reinterpret_borrow<py::sequence>(value)) add_tensors(item, tensors, depth + 1);
-  } else if (PyDict_Check(value.ptr())) {
-    for (const auto& item : py::reinterpret_borrow<py::dict>(value)) add_tensors(item.second, tensors, depth + 1);
-  } else if (py::hasattr(value, "__dataclass_fields__") && !PyType_Check(value.ptr())) {
-    for (const auto& field : value.attr("__dataclass_fields__").cast<py::dict>()) {
-      if (py::hasattr(value, field.first)) add_tensors(value.attr(field.first), tensors, depth + 1);
-    }
-  }
-}
-
-// The hook point of one module; the module's calls come through run().
-class Unit {
- public:
-  py::object run(const py::object& forward, const py::tuple& args, const py::dict& kwargs) {
-    if (!point_.has_hooks() || !at::SavedTensorDefaultHooks::is_enabled()) return forward(*args, **kwargs);
-    Tensors inputs;
-    add_tensors(args, inputs);
-    add_tensors(kwargs, inputs);
-    py::object result;
-    // The hooks run without the interpreter's lock, the module with it.
-    const py::gil_scoped_release unlocked;
-    point_.run(inputs, [&] {
-      const py::gil_scoped_acquire locked;
-      result = forward(*args, **kwargs);
-      Tensors outputs;
-      add_tensors(result, outputs);
-      return outputs;
-    });
-    return result;
-  }
-
-  autograd::HookPoint& point() { return point_; }
-
- private:
-  autograd::HookPoint point_;
-};
 
 // A scope that ends at the end of a `with` block, not with the object.
 class OpenScope {
@@ -73,26 +24,6 @@ class OpenScope {
 
  private:
   std::optional<offload::Scope> scope_;
-};
-
-// A function of Python's that may be dropped on any thread, and after the interpreter's end.
-class Callable {
- public:
-  explicit Callable(py::object function)
-      : function_(new py::object(std::move(function)), [](py::object* held) {
-          if (Py_IsInitialized() == 0 || _Py_IsFinalizing()) {
-            held->release();
-          } else {
-            const py::gil_scoped_acquire locked;
-            held->dec_ref();
-            held->release();
-          }
-          delete held;
-        }) {}
-  const py::object& operator*() const { return *function_; }
-
- private:
-  std::shared_ptr<py::object> function_;
 };
 
 offload::Policy to_policy(const py::object& function) {
@@ -121,12 +52,6 @@ int to_count(py::handle value, const char* what) {
   NEAP_CHECK(number >= 0 && number <= 1'000'000, "[", what, "] expected a number of units, 0 or more; found ",
              py::repr(value).cast<std::string>());
   return static_cast<int>(number);
-}
-
-bool to_bool(py::handle value, const char* what) {
-  NEAP_CHECK(PyBool_Check(value.ptr()), "[", what, "] expected True or False; found ",
-             py::repr(value).cast<std::string>());
-  return value.is(py::handle(Py_True));
 }
 
 void set_option(offload::Options& options, const std::string& name, const py::object& value) {
@@ -172,17 +97,12 @@ void attach(offload::Engine& engine, std::uintptr_t model, const std::vector<std
             const py::object& list_tensors) {
   const auto list = [held = Callable(list_tensors)] {
     const py::gil_scoped_acquire locked;
-    return (*held)().cast<Tensors>();
+    return (*held)().cast<std::vector<at::Tensor>>();
   };
   const py::gil_scoped_release unlocked;
   autograd::ModelUnits chosen{reinterpret_cast<const void*>(model), {}, list(), list};
   for (const auto& [name, unit] : units) chosen.units.push_back({name, &unit->point(), chosen.units.size()});
   engine.attach(chosen);
-}
-
-template <class Object, class... Options>
-void def_bytes(py::class_<Object, Options...>& type, const char* name, Bytes Object::*member) {
-  type.def_property_readonly(name, [member](const Object& object) { return (object.*member).count; });
 }
 
 std::optional<int64_t> count_of(const std::optional<Bytes>& bytes) {
@@ -250,16 +170,6 @@ void bind_offload(py::module_& module) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   bind_report(module);
   bind_counters(module);
-  py::class_<Unit>(module, "Unit")
-      .def(py::init<>())
-      .def("run", &Unit::run, py::arg("forward"), py::arg("args"), py::arg("kwargs"));
-  module.def(
-      "select_units",
-      [](std::vector<std::string> modules, std::vector<std::string> units, std::vector<std::string> layers,
-         const std::vector<std::string>& patterns) {
-        return autograd::select_units({std::move(modules), std::move(units), std::move(layers)}, patterns, "offload");
-      },
-      py::arg("modules"), py::arg("units"), py::arg("layers"), py::arg("patterns"));
   py::class_<OpenScope>(module, "Scope").def("close", &OpenScope::close, unlocked);
   py::class_<offload::Engine>(module, "Engine")
       .def(py::init(&make_engine), py::arg("options"))

@@ -199,10 +199,12 @@ class MeetingStore final : public c10d::PrefixStore {
   const StorePtr failures_;
 };
 
+// How long to wait for a store that does not answer.
+constexpr std::chrono::milliseconds kPatience = std::chrono::seconds(10);
+
 class GlooFabric final : public Fabric {
  public:
-  GlooFabric(const Launch& launch, const WorldOptions& options)
-      : launch_(launch), options_(options), patience_(std::min(options.timeout, kPatience)) {
+  GlooFabric(const Launch& launch, const WorldOptions& options) : GlooFabric(launch, options, nullptr, nullptr) {
     // Every world of the ranks' processes, and every restart of them, has keys of its own.
     static std::atomic<int> worlds{0};
     const std::string prefix = concat("neap/", launch.run_id, "/", launch.restart, "/", worlds++);
@@ -210,6 +212,12 @@ class GlooFabric final : public Fabric {
     // A connection of its own: on the shared one, whoever waits for a key keeps the others out.
     failures_ = c10::make_intrusive<c10d::PrefixStore>(prefix, make_store(launch, patience_, /*may_serve=*/false));
   }
+  GlooFabric(const Launch& launch, const WorldOptions& options, StorePtr store, StorePtr failures)
+      : launch_(launch),
+        options_(options),
+        patience_(std::min(options.timeout, kPatience)),
+        store_(std::move(store)),
+        failures_(std::move(failures)) {}
 
   int rank() const override { return launch_.rank; }
   int size() const override { return launch_.world; }
@@ -261,8 +269,6 @@ class GlooFabric final : public Fabric {
   }
 
  private:
-  static constexpr std::chrono::milliseconds kPatience = std::chrono::seconds(10);
-
   const Launch launch_;
   const WorldOptions options_;
   const std::chrono::milliseconds patience_;  // with a store that does not answer
@@ -281,6 +287,19 @@ void ignore_broken_pipes() {
 std::unique_ptr<Fabric> make_gloo_fabric(const Launch& launch, const WorldOptions& options) {
   ignore_broken_pipes();
   return std::make_unique<GlooFabric>(launch, options);
+}
+
+std::unique_ptr<Fabric> make_gloo_fabric(const StorePtr& store, const Launch& launch, const WorldOptions& options) {
+  ignore_broken_pipes();
+  try {
+    StorePtr own = store->clone(), failures = store->clone();
+    own->setTimeout(options.timeout);
+    failures->setTimeout(std::min(options.timeout, kPatience));
+    return std::make_unique<GlooFabric>(launch, options, std::move(own), std::move(failures));
+  } catch (const std::exception& error) {
+    throw RankFailure(concat("[comm] rank ", launch.rank, " expected the ranks' store to take another connection; ",
+                             "found: ", reason(error)));
+  }
 }
 
 }  // namespace neap::comm::internal
