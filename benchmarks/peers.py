@@ -230,8 +230,8 @@ def eligible_bytes():
     return sum(found.values())
 
 
-def print_figure(name, value, unit, goal=None):
-    line = {"name": name, "value": round(value, 4), "unit": unit, "goal": goal, "better": "lower"}
+def print_figure(name, value, unit, goal=None, better="lower"):
+    line = {"name": name, "value": round(value, 4), "unit": unit, "goal": goal, "better": better}
     print(json.dumps(line), flush=True)
 
 
