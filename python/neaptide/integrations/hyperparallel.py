@@ -65,6 +65,7 @@ class SwapManager(_Statistics):
     _only: SwapManager | None = None
     _swapped: list[_Swapped]
     _options: OffloadOptions
+    _count: int
 
     def __new__(cls) -> Self:
         if cls._only is None:
@@ -76,7 +77,7 @@ class SwapManager(_Statistics):
         return cls._only
 
     def set_options(self, **options: Unpack[OffloadOptions]) -> None:
-        """Options of the engine, in place of those before; a policy is given with each module instead."""
+        """Options of the engine, in place of those before. Those that count units come when all is wrapped."""
         if "policy" in options:
             raise UserError("[hyperparallel.policy] expected policies as policy_fn of swap_wrapper(); found one here")
         self._engine = self._make_engine(options)
@@ -113,9 +114,9 @@ class SwapManager(_Statistics):
         policies = {each.name: each.policy for each in swapped if each.policy is not None}
         engine = _C.Engine({**options, "policy": functools.partial(_decide, policies)} if policies else dict(options))
         if swapped:
-            self._engine.detach()
             units = [(each.name, each.unit) for each in swapped]
             engine.attach(id(self), units, lambda: [tensor for each in swapped for tensor in each.tensors()])
+        self._engine.detach()
         return engine
 
 
