@@ -12,19 +12,17 @@ simulated device both sides copy out and back.
 import argparse
 import contextlib
 import ctypes
-import importlib.util
 import json
 import subprocess
-import sys
 import time
 import types
 from pathlib import Path
 
 import torch
+from peer_adapters import TORCHTUNE, load_torchtune
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
 ROOT = Path(__file__).resolve().parent.parent
-TORCHTUNE = "torchtune==0.6.1"
 
 
 def figure(name, value, unit, goal=None, better="lower"):
@@ -88,39 +86,6 @@ def load_sim(library):
     return module
 
 
-def torchtune_offloader(folder):
-    """torchtune's OffloadActivations on sim, from its one source file; None when it cannot be had.
-
-    Its package needs torchao and more only to be imported, so these are stubs; "cuda" in the text becomes "sim".
-    """
-    source = folder / "torchtune" / "training" / "_activation_offloading.py"
-    found = importlib.util.find_spec("torchtune")
-    if found is not None:
-        source = Path(found.submodule_search_locations[0]) / "training" / "_activation_offloading.py"
-    elif not source.exists():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, TORCHTUNE]
-        if subprocess.run(pip, stdout=sys.stderr, check=False).returncode != 0 or not source.exists():
-            return None
-
-    def stub(name, **attributes):
-        module = sys.modules[name] = types.ModuleType(name)
-        module.__path__ = []
-        vars(module).update(attributes)
-
-    memory = types.SimpleNamespace(percent=0.0)
-    stub("psutil", virtual_memory=lambda: memory)
-    stub("torchao", __version__="0.9.0")
-    stub("torchao.dtypes")
-    stub("torchao.dtypes.nf4tensor", NF4Tensor=type("NF4Tensor", (), {}))
-    stub("torchtune")
-    stub("torchtune.modules", TiedLinear=type("TiedLinear", (), {}))
-    stub("torchtune.utils", get_logger=lambda level: None)
-    text = source.read_text().replace("torch.cuda.", "torch.sim.").replace('"cuda"', '"sim"')
-    names = {"__name__": "torchtune_on_sim"}
-    exec(compile(text, source, "exec"), names)
-    return names["OffloadActivations"]
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "release")
@@ -141,11 +106,13 @@ def main():
     figure("scope_cheaper_than_save_on_cpu", cpu["save_on_cpu"] / scope, "x", 10, "higher")
 
     contexts = {"bare": contextlib.nullcontext, "save_on_cpu": lambda: save_on_cpu(pin_memory=True, device_type="sim")}
-    offloader = torchtune_offloader(options.build / "peers")
-    if offloader is None:
-        print(f"{TORCHTUNE} could not be installed: not compared")
+    torchtune = load_torchtune()
+    if torchtune is None:
+        print(f"{TORCHTUNE} could not be had: not compared")
     else:
-        contexts["torchtune"] = lambda: offloader(use_pin_memory=True, use_streams=True, min_offload_size=0)
+        contexts["torchtune"] = lambda: torchtune.OffloadActivations(
+            use_pin_memory=True, use_streams=True, min_offload_size=0
+        )
     on_sim = costs(
         contexts, tensors=120, rounds=30, device="sim:0", clock=time.perf_counter_ns, synchronize=sim.synchronize
     )

@@ -133,6 +133,7 @@ def public_modules():
             names.append(f"neaptide.{entry.stem}")
         elif (entry / "__init__.py").exists():
             names.append(f"neaptide.{entry.name}")
+    names += [f"neaptide.integrations.{file.stem}" for file in sorted(package.glob("integrations/[!_]*.py"))]
     return names
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from rank_processes import environment
 from safetensors.numpy import load_file
 from transformers import LlamaConfig, LlamaForCausalLM, set_seed
@@ -125,3 +126,15 @@ def test_lora(repository):
     )
     changed = {name for name in model if not np.array_equal(model[name], merged[name])}
     assert changed == {name for name in model if "_proj." in name}
+
+
+def test_fsdp2(repository):
+    run_page(repository, "fsdp2")
+    tokens = np.fromfile(repository / "data" / "quickstart.bin", "<u2")[:2048].astype(np.int64)
+    batch = torch.from_numpy(tokens.reshape(-1, 128))
+    with torch.no_grad():
+        before, after = (
+            LlamaForCausalLM.from_pretrained(repository / folder)(input_ids=batch, labels=batch).loss
+            for folder in ("models/smollm2-135m", "runs/fsdp2")
+        )
+    assert after < 0.9 * before

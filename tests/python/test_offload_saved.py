@@ -1,0 +1,190 @@
+"""What is hard about saved tensors: shared storages, changes in place, graphs that are used twice, late or never."""
+
+import gc
+
+import pytest
+import torch
+
+import neaptide as nt
+
+ROWS, SIDE, DEPTH = 512, 256, 3
+ONE = ROWS * SIDE * 4  # bytes of a layer's input
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, function, weights):
+        super().__init__()
+        self.function = function
+        self.w = torch.nn.ParameterList(torch.randn(SIDE, SIDE) / SIDE**0.5 for _ in range(weights))
+
+    def forward(self, x):
+        return self.function(self.w, x)
+
+
+class Net(torch.nn.Module):
+    def __init__(self, function, weights):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList(Layer(function, weights) for _ in range(DEPTH))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def mlp(w, x):
+    return torch.tanh(x @ w[0]) @ w[1]
+
+
+def nets(function, weights):
+    """A net, and the same with offload: (plain, ours, its handle)."""
+    plain, ours = (Net(function, weights).to("sim") for _ in range(2))
+    return plain, ours, nt.offload(ours, min_bytes=0, keep_last=0, max_in_flight=0)
+
+
+def rows(seed, count=ROWS):
+    return torch.randn(count, SIDE, generator=torch.Generator().manual_seed(seed)).to("sim")
+
+
+def loss_of(net, seed, count=ROWS):
+    return net(rows(seed, count)).square().sum()
+
+
+def assert_same_gradients(ours, plain):
+    """And takes them away."""
+    for mine, other in zip(ours.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine.grad.cpu(), other.grad.cpu())
+        mine.grad = other.grad = None
+
+
+def test_a_tensor_and_its_transpose_are_moved_once(sim):
+    def function(w, x):
+        return x @ w[0] + x.t() @ w[1]
+
+    plain, ours, handle = nets(function, 2)
+    for net in (plain, ours):
+        loss_of(net, 1, SIDE).backward()
+    assert_same_gradients(ours, plain)
+    assert handle.take_step_report().offloaded_bytes == DEPTH * SIDE * SIDE * 4
+
+
+def test_chunks_of_one_projection_are_moved_once(sim):
+    def function(w, x):
+        q, k, v = (x @ torch.cat(list(w), 1)).chunk(3, -1)
+        return q * k * v
+
+    plain, ours, handle = nets(function, 3)
+    for net in (plain, ours):
+        loss_of(net, 1).backward()
+    assert_same_gradients(ours, plain)
+    # A layer saves its input, the projection (three times that) and q * k; all but the first, whose input needs no
+    # gradient, also the weights side by side.
+    assert handle.take_step_report().offloaded_bytes == DEPTH * 5 * ONE + (DEPTH - 1) * 3 * SIDE * SIDE * 4
+
+
+def change_result(w, x):
+    return torch.relu(x @ w[0]).add_(1)
+
+
+def change_input(w, x):
+    y = x @ w[0]
+    x.add_(1)
+    return y + x
+
+
+@pytest.mark.parametrize("function", [change_result, change_input])
+def test_a_change_in_place_is_the_error_that_it_is_without_offload(sim, function):
+    plain, ours, _ = nets(function, 1)
+    for net in (plain, ours):
+        x = rows(1).requires_grad_() * 1.0
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            net(x).square().sum().backward()
+
+
+def test_backward_twice(sim):
+    plain, ours, _ = nets(mlp, 2)
+    losses = [loss_of(net, 1) for net in (plain, ours)]
+    for retain in (True, False):
+        for loss in losses:
+            loss.backward(retain_graph=retain)
+        assert_same_gradients(ours, plain)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_forward_without_backward_disturbs_nothing(sim, kept):
+    plain, ours, _ = nets(mlp, 2)
+    late = [loss_of(net, 7) for net in (plain, ours)]
+    if not kept:
+        del late
+    for seed in range(2):
+        for net in (plain, ours):
+            loss_of(net, seed).backward()
+        assert_same_gradients(ours, plain)
+    if kept:
+        for loss in late:
+            loss.backward()
+        assert_same_gradients(ours, plain)
+
+
+def test_a_forward_that_raises_leaves_nothing(sim):
+    failing = []
+
+    def function(w, x):
+        y = torch.tanh(x @ w[0])
+        if w in failing:
+            raise KeyError("of the user's")
+        return y @ w[1]
+
+    plain, ours, _ = nets(function, 2)
+    before = sim.memory_allocated()
+    failing.append(ours.layers[1].w)
+    with pytest.raises(KeyError):
+        loss_of(ours, 0)
+    failing.clear()
+    gc.collect()
+    sim.synchronize()
+    assert sim.memory_allocated() == before
+    for seed in range(2):
+        for net in (plain, ours):
+            loss_of(net, seed).backward()
+        assert_same_gradients(ours, plain)
+
+
+def test_inputs_that_the_caller_keeps_stay_what_they_are(sim):
+    plain, ours, handle = nets(mlp, 2)
+    inputs = {plain: [], ours: []}
+    for net, kept in inputs.items():
+        for layer in net.layers:
+            layer.register_forward_pre_hook(lambda _, args, kept=kept: kept.append(args[0]))
+
+    def assert_same_inputs():
+        assert len(inputs[ours]) == DEPTH
+        for mine, other in zip(inputs[ours], inputs[plain], strict=True):
+            assert torch.equal(mine.detach().cpu(), other.detach().cpu())
+
+    losses = [loss_of(net, 1) for net in inputs]
+    assert_same_inputs()
+    for loss in losses:
+        loss.backward()
+    assert_same_inputs()
+    assert_same_gradients(ours, plain)
+    # Bytes that were copied and did not go away are told with the unit that saved them.
+    assert sum(handle.take_step_report().still_referenced.values()) >= (DEPTH - 1) * ONE
+
+
+@pytest.mark.parametrize("order", ["first in, first out", "last in, first out", "sum", "the first alone"])
+def test_two_forwards_before_their_backward(sim, order):
+    plain, ours, _ = nets(mlp, 2)
+    for net in (plain, ours):
+        losses = [loss_of(net, seed) for seed in range(2)]
+        if order == "sum":
+            sum(losses).backward()
+        else:
+            chosen = {"last in, first out": losses[::-1], "the first alone": losses[:1]}.get(order, losses)
+            for loss in chosen:
+                loss.backward()
+    assert_same_gradients(ours, plain)
+    for net in (plain, ours):
+        loss_of(net, 5).backward()
+    assert_same_gradients(ours, plain)
