@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_map_only
 
 from neaptide import _C, _units
+from neaptide._checkpoints import Entry, Loading, entries_of, optimizer_entries
 from neaptide._ranks import agree, place, world_of
 from neaptide._shard_units import Parameters, is_plain_embedding, plan_units
 
@@ -189,7 +191,7 @@ class Sharded:
                 return {}
         state = {}
         for key, entry in model.state_dict(keep_vars=True).items():
-            name = self._names.get(id(entry))
+            name = self._name_of(entry)
             if name is not None:
                 state[key] = values[name]
             elif isinstance(entry, torch.Tensor):
@@ -226,7 +228,7 @@ class Sharded:
         for state in states:
             for key, value in state.items():
                 entry = entries[key]
-                name = self._names.get(id(entry))
+                name = self._name_of(entry)
                 if name is not None and isinstance(value, ShardPiece):
                     pieces.append((name, list(value.full_size), value.begin, value.end, value.data))
                 elif name is not None:
@@ -256,6 +258,61 @@ class Sharded:
 
         return load
 
+    def save_checkpoint(
+        self,
+        directory: str | os.PathLike[str],
+        step: int,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        keep_last: int = 0,
+    ) -> None:
+        """Writes `step-…/` below `directory`, whole or not at all: docs/checkpoints.md. Between steps. Collective.
+
+        Each rank writes its pieces; any number of ranks can load them, in C++ as well.
+
+        Args:
+            directory: the same for every rank.
+            step: a checkpoint of the same step is replaced.
+            optimizer: what it remembers is saved, too; not its options, such as the learning rate.
+            keep_last: so many complete checkpoints stay; 0: all.
+
+        Raises:
+            UserError: on every rank, when one of them cannot save.
+        """
+        error: list[str] = []
+        entries: list[Entry] = []
+        try:
+            entries = entries_of(self._core, self._buffers())
+            if optimizer is not None:
+                entries += optimizer_entries(optimizer, entries, self._name_of)
+        except _C.UserError as caught:
+            error.append(str(caught))
+        agree(self._world, error)
+        _C.save_checkpoint(self._world, os.fspath(directory), step, keep_last, entries, {"step": str(step)})
+
+    def load_checkpoint(self, path: str | os.PathLike[str], *, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Loads what save_checkpoint() or `neap train` has written. Between steps. Collective.
+
+        Args:
+            path: a checkpoint, or a directory of them, of which the newest is taken.
+            optimizer: what it remembers is loaded, too; its options stay as they are.
+
+        Raises:
+            UserError: on every rank, when there is no such checkpoint, or one of another model, or a damaged one.
+        """
+        error: list[str] = []
+        loading: Loading | None = None
+        try:
+            buffers = self._buffers()
+            loading = Loading(os.fspath(path), entries_of(self._core, buffers), buffers)
+            if optimizer is not None:
+                loading.into(optimizer, self._name_of)
+        except _C.UserError as caught:
+            error.append(str(caught))
+        agree(self._world, error)
+        assert loading is not None
+        loading.load(self._world)
+
     def dissolve(self) -> None:
         """Gives every parameter its whole values back, drops gradients, and ends the sharding. Between steps.
 
@@ -265,6 +322,14 @@ class Sharded:
         self._mark_units(False)
         self._release()
         self._names = {}
+
+    def _name_of(self, parameter: torch.Tensor) -> str | None:
+        return self._names.get(id(parameter))
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        """Those that are part of the model's state."""
+        entries = self._living_model().state_dict(keep_vars=True)
+        return {k: v for k, v in entries.items() if isinstance(v, torch.Tensor) and self._name_of(v) is None}
 
     def _living_model(self) -> torch.nn.Module:
         model = self._model()

@@ -13,6 +13,7 @@ namespace neap::python {
 namespace py = pybind11;
 
 void bind_errors(py::module_& module);
+void bind_checkpoint(py::module_& module);
 void bind_units(py::module_& module);
 void bind_offload(py::module_& module);
 void bind_shard(py::module_& module);

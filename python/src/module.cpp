@@ -115,6 +115,7 @@ PYBIND11_MODULE(_C, module) {
   neap::python::bind_units(module);
   neap::python::bind_offload(module);
   neap::python::bind_shard(module);
+  neap::python::bind_checkpoint(module);
   neap::python::bind_sim(module);
   neap::set_wait_hooks(&neap::python::kWaitHooks);
   neap::set_log_sink(&neap::python::log_to_python);

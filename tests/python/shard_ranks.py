@@ -1,87 +1,28 @@
 """One rank of test_fully_shard.py: `shard_ranks.py DEVICE SCENARIO…`, one after another. Ends with 0 when all held."""
 
-import contextlib
 import gc
 import math
 import sys
-import tempfile
-from pathlib import Path
 
+import shard_states
 import torch
 import torch.distributed as dist
+from shard_training import (
+    adamw,
+    assert_same_state,
+    one_process,
+    placed,
+    rank_loss,
+    sharded_run,
+    whole,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.weak import WeakTensorKeyDictionary
-from training import Chain, chain_loss, language_loss, llama, tokens
+from training import Chain, chain_loss, llama, tokens
 
 import neaptide as nt
 
-STEPS = 5
 OFFLOAD = {"min_bytes": 0, "keep_last": 0}
-
-
-def rank_loss(model, device, step, rank, micro=0):
-    return language_loss(model, device, 1000 * rank + 10 * step + micro)
-
-
-def placed(device, **changes):
-    """A Llama on a device. Moving it to another kind of device makes two parameters of a tied one (torch does that)."""
-    model = llama(**changes).to(device)
-    model.tie_weights()
-    assert (model.lm_head.weight is model.model.embed_tokens.weight) == bool(changes.get("tie_word_embeddings"))
-    return model
-
-
-def adamw(model):
-    return torch.optim.AdamW(model.parameters(), lr=1e-2)
-
-
-def one_process(device, *, micro_batches=1, loss=rank_loss, **changes):
-    """The ranks' micro-batches one after another, their gradients added in rank order: (losses by rank, state)."""
-    model = placed(device, **changes)
-    optimizer = adamw(model)
-    losses = [[] for _ in range(dist.get_world_size())]
-    for step in range(STEPS):
-        total = {}
-        for rank, of_rank in enumerate(losses):
-            optimizer.zero_grad()
-            for micro in range(micro_batches):
-                value = loss(model, device, step, rank, micro)
-                value.backward()
-                of_rank.append(value.detach().cpu())
-            for name, p in model.named_parameters():
-                total[name] = p.grad.clone() if name not in total else total[name] + p.grad
-        for name, p in model.named_parameters():
-            p.grad = total[name] / len(losses)
-        optimizer.step()
-    return losses, {name: value.cpu() for name, value in model.state_dict().items()}
-
-
-def sharded_run(model, handle, optimizer, device, *, micro_batches=1, loss=rank_loss):
-    rank = dist.get_rank()
-    losses = []
-    for step in range(STEPS):
-        for micro in range(micro_batches):
-            last = micro == micro_batches - 1
-            with contextlib.nullcontext() if last else handle.no_sync():
-                value = loss(model, device, step, rank, micro)
-                value.backward()
-            losses.append(value.detach().cpu())
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses
-
-
-def whole(handle):
-    """The gathered state, on every rank."""
-    box = [handle.state_dict()]
-    dist.broadcast_object_list(box)
-    return box[0]
-
-
-def assert_same_state(ours, theirs):
-    assert ours.keys() == theirs.keys()
-    different = [name for name in theirs if not torch.equal(ours[name], theirs[name])]
-    assert not different, f"{len(different)} of {len(theirs)} differ: {different[:4]}"
 
 
 def assert_trains_as_one_process(device, options, *, mesh=None, micro_batches=1, offload=False, prepare=None, **model):
@@ -98,9 +39,6 @@ def assert_trains_as_one_process(device, options, *, mesh=None, micro_batches=1,
     if offload:
         assert memory.take_step_report().offloaded_bytes > 0
     return handle
-
-
-# ---- scenarios
 
 
 def equality(device):
@@ -215,88 +153,6 @@ def low_precision(device):
     assert {v.dtype for v in whole(handle).values()} == {torch.float32}
 
 
-def state_dicts(device):
-    rank, world = dist.get_rank(), dist.get_world_size()
-    for tied in (False, True):
-        plain = llama(tie_word_embeddings=tied)
-        model = placed(device, tie_word_embeddings=tied)
-        handle = nt.fully_shard(model)
-        full = handle.state_dict()
-        assert list(full) == (list(plain.state_dict()) if rank == 0 else [])
-        assert_same_state(whole(handle), plain.state_dict())
-
-        sharded_run(model, handle, adamw(model), device)
-        trained = whole(handle)
-        plain.load_state_dict(trained)  # plain torch takes it
-        copied = {name: _copied(piece) for name, piece in handle.state_dict(sharded=True).items()}
-        handle.load_state_dict(llama(tie_word_embeddings=tied).state_dict())
-        assert_same_state(whole(handle), llama(tie_word_embeddings=tied).state_dict())
-        handle.load_state_dict(copied)  # pieces of the same ranks
-        assert_same_state(whole(handle), trained)
-
-        # Through files, into other pieces.
-        with tempfile.TemporaryDirectory() as own:
-            folder = [own]
-            dist.broadcast_object_list(folder)
-            torch.save(copied, Path(folder[0]) / f"{rank}.pt")
-            dist.barrier()
-            with torch.serialization.safe_globals([nt.ShardPiece]):
-                saved = [torch.load(Path(folder[0]) / f"{r}.pt") for r in range(world)]
-            dist.barrier()
-        other = placed(device, tie_word_embeddings=tied)
-        cut_else = nt.fully_shard(other, units=["0-1"])
-        cut_else.load_state_dict(saved)
-        assert_same_state(whole(cut_else), trained)
-        before = rank_loss(model, device, 0, 0)
-        assert torch.equal(rank_loss(other, device, 0, 0), before)
-        assert torch.equal(rank_loss(plain.to(device), device, 0, 0), before)
-
-
-def _copied(piece):
-    return piece._replace(data=piece.data.clone()) if isinstance(piece, nt.ShardPiece) else piece.clone()
-
-
-def buffers(device):
-    """A model with buffers, and a parameter that is smaller than the number of ranks."""
-
-    class Small(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(5)
-            self.layers = torch.nn.ModuleList(torch.nn.Linear(3, 3) for _ in range(2))
-            self.norm = torch.nn.BatchNorm1d(3)
-            self.scale = torch.nn.Parameter(torch.tensor(2.0))
-
-        def forward(self, x):
-            for layer in self.layers:
-                x = layer(x)
-            return self.norm(x) * self.scale
-
-    model = Small().to(device)
-    handle = nt.fully_shard(model)
-    assert handle.units == ["layers.0", "layers.1", ""]
-    model(torch.ones(4, 3, device=device)).sum().backward()
-    state = whole(handle)
-    assert list(state) == list(Small().state_dict())
-    assert state["norm.num_batches_tracked"] == 1
-    handle.load_state_dict(Small().state_dict())
-    assert_same_state(whole(handle), Small().state_dict())
-    assert model.norm.num_batches_tracked == 0
-
-
-def meta(device):
-    with torch.device("meta"):
-        model = Chain()
-    model_on_device = Chain()
-    values = dict(model_on_device.named_parameters())
-    with torch.no_grad():
-        handle = nt.fully_shard(model, device=device, initialize=lambda name, full: full.copy_(values[name]))
-    assert {p.device.type for p in model.parameters()} == {device}
-    assert_same_state(whole(handle), model_on_device.state_dict())
-    rows = nt.fully_shard(Chain(), block_of=lambda _, shape: shape[-1])
-    assert all(piece.begin % 32 == 0 for piece in rows.state_dict(sharded=True).values())
-
-
 def mistakes(device):
     """Each is a UserError on every rank, which leaves the model alone, and training goes on after it."""
     rank = dist.get_rank()
@@ -349,27 +205,6 @@ def mistakes(device):
     sharded_run(model, handle, adamw(model), device)
 
 
-def wrong_states(device):
-    """Each is a UserError on every rank, and changes nothing."""
-    rank = dist.get_rank()
-    handle = nt.fully_shard(model := placed(device))
-    state = llama().state_dict()
-    for wrong, text in (
-        ({}, "missing, such as 'lm_head.weight'"),
-        (state | {"extra": torch.ones(1)}, "1 unknown, such as 'extra'"),
-        (state | {"lm_head.weight": torch.ones(2, 2)}, "expected 'lm_head.weight' of shape [128, 64]; found [2, 2]"),
-    ):
-        for given in (wrong, wrong if rank == 1 else state):
-            try:
-                handle.load_state_dict(given)
-            except nt.UserError as error:
-                assert text in str(error), error
-            else:
-                raise AssertionError(f"no error: {text}")
-    assert_same_state(whole(handle), state)
-    sharded_run(model, handle, adamw(model), device)
-
-
 def misuse(device):
     """What is done to a sharded model between steps and by the way."""
     model = placed(device)
@@ -413,6 +248,8 @@ def misuse(device):
         raise
     except Exception as error:
         assert not isinstance(error, nt.Error), error
+    with torch.inference_mode():
+        rank_loss(model, device, 0, 0)
     sharded_run(model, handle, adamw(model), device)
 
 
@@ -433,6 +270,22 @@ def against_fsdp2(device):
     mine, other = storages(ours.parameters()), storages(local)
     print(f"bytes at rest: ours {mine}, fully_shard {other}, whole {sum(p.nbytes for p in llama().parameters())}")
     assert mine <= other * 1.01
+
+
+def missing(device):
+    """A rank that does not come is not waited for longer than was said."""
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 1:
+        store.wait(["given up"])
+        return
+    try:
+        nt.fully_shard(placed(device), timeout=2)
+    except nt.Error as error:
+        assert not isinstance(error, nt.UserError)
+        assert "they did not all come within 2000 ms" in str(error), error
+    else:
+        raise AssertionError("a rank alone")
+    store.set("given up", "")
 
 
 def leaving(device):
@@ -477,7 +330,7 @@ def main():
         raise AssertionError("no error")
     dist.init_process_group("gloo")
     for scenario in scenarios:
-        globals()[scenario](device)
+        (globals().get(scenario) or getattr(shard_states, scenario))(device)
         gc.collect()
         if device == "sim":
             sim.synchronize()

@@ -43,6 +43,10 @@ def test_states_are_those_of_plain_torch():
     run("state_dicts", device="sim", world=1)
 
 
+def test_checkpoints_go_on_with_the_same_bits():
+    run("checkpoints")
+
+
 def test_clipping_and_low_precision_and_what_users_do_by_the_way():
     run("clipping", "low_precision", "misuse")
 
@@ -59,6 +63,10 @@ def test_without_torch_distributed():
 
 def test_bytes_at_rest_are_no_more_than_torchs():
     print(run("against_fsdp2")[0])
+
+
+def test_a_rank_that_does_not_come_is_waited_for_as_long_as_was_said():
+    run("missing")
 
 
 def test_a_rank_that_fails_ends_the_others_with_its_reason():
