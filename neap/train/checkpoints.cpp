@@ -121,9 +121,7 @@ Checkpoints::Checkpoints(const RunConfig& config, std::string model, const Seque
     : options_(config.checkpoint),
       dir_(checkpoint_directory(config)),
       world_(world),
-      description_{{"config", to_yaml(config)},
-                   {"data", fingerprint(sequences)},
-                   {"model", std::move(model)}},
+      description_{{"config", to_yaml(config)}, {"data", fingerprint(sequences)}, {"model", std::move(model)}},
       saver_(
           dir_,
           {.keep_last = options_.keep_last, .asynchronous = options_.asynchronous, .host_limit = options_.host_limit},

@@ -78,9 +78,10 @@ TEST_F(DataTest, EveryUnusableFileIsNamedWithTheReason) {
   EXPECT_THAT(open(write("short.bin", llmc(20240520, 1, 9) + "abcd")),
               HasSubstr("truncated: the header promises 9 tokens, the file holds 2"));
   EXPECT_THAT(open(write("long.bin", llmc(20240520, 1, 1) + "abcd")), HasSubstr("longer than it says"));
-  EXPECT_THAT(open(write("cut.bin", llmc(20240520, 1, 1).substr(0, 500))), HasSubstr("expected llm.c's header"));
+  EXPECT_THAT(open(write("cut.bin", llmc(20240520, 1, 1).substr(0, 500))),
+              HasSubstr("truncated: llm.c's header alone has 1024 bytes, the file has 500"));
   EXPECT_THAT(open(write("version.bin", llmc(20240520, 3, 0))), HasSubstr("found magic 20240520 version 3"));
-  EXPECT_THAT(open(write("plain.bin", "abcd"), DataFormat::kLlmC), HasSubstr("expected llm.c's header"));
+  EXPECT_THAT(open(write("plain.bin", "abcd"), DataFormat::kLlmC), HasSubstr("the file has 4"));
 }
 
 TEST_F(DataTest, ATokenOutsideTheVocabularyIsNamedWithItsPosition) {

@@ -21,8 +21,9 @@ def check_torch(version: str, built_with: str) -> None:
     """Raises ImportError when it is not the torch that this version of Neaptide was built with."""
     found = installed_torch()
     if found != built_with:
+        here = f"torch {found}, whose C++ interface is another" if found else "no torch"
         raise ImportError(
-            f"neaptide {version}: expected torch {built_with}, which it was built with; found "
-            f"{f'torch {found}, whose C++ interface is another' if found else 'no torch'}; build neaptide again with "
-            "the torch that is installed (pip install --force-reinstall --no-build-isolation), or install that torch"
+            f"neaptide {version}: expected torch {built_with}, which it was built with; found {here}; build "
+            "neaptide again with the torch that is installed "
+            "(pip install --force-reinstall --no-build-isolation), or install that torch"
         )

@@ -1,6 +1,7 @@
 """The package as people get it: a wheel, installed where nothing of this tree is."""
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -12,8 +13,13 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("NEAP_BUILD_DIR", ROOT / "build" / "dev")).resolve()
 
-# What the tests were compiled with, so that a compiler cache knows the objects.
-FLAGS = {"CMAKE_CXX_FLAGS": "-O1 -g1"}
+
+def compiled_with():
+    """What the tests were compiled with, so that a compiler cache knows the objects."""
+    cache = (BUILD / "CMakeCache.txt").read_text()
+    found = dict(re.findall(r"^(\w+):\w+=(.*)$", cache, re.MULTILINE))
+    return {name: found[name] for name in ("CMAKE_CXX_COMPILER", "CMAKE_CXX_FLAGS")}
+
 
 TRAIN = """
 import torch, neaptide as nt, neaptide.sim
@@ -53,7 +59,7 @@ def environment(tmp_path_factory):
         f"--config-settings=build-dir={BUILD.with_name(BUILD.name + '-wheel')}",
         "--config-settings=cmake.build-type=None",
     ]
-    settings += [f"--config-settings=cmake.define.{name}={value}" for name, value in FLAGS.items()]
+    settings += [f"--config-settings=cmake.define.{name}={value}" for name, value in compiled_with().items()]
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     succeed(*pip, "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(wheels), *settings, str(ROOT))
     (wheel,) = wheels.glob("neaptide-*.whl")
