@@ -169,7 +169,9 @@ void add_device(std::vector<Key>& out) {
       choice_key<DeviceKind>("device.type", AT(device, type),
                              {{"cpu", DeviceKind::kCpu}, {"sim", DeviceKind::kSim}, {"cuda", DeviceKind::kCuda}},
                              "Where the model lives. sim is the simulated accelerator."));
-  out.push_back(integer_key("device.index", AT(device, index), 0, 127, "Which device of that type."));
+  out.push_back(
+      integer_key("device.index", AT(device, index), 0, 127,
+                  "Which device of that type; with several ranks on cuda the first one, that of local rank 0."));
   out.push_back(integer_key("device.count", AT(device, count), 1, 8, "sim: number of devices."));
   out.push_back(
       optional_bytes_key("device.capacity", AT(device, capacity), "unlimited", "sim: memory of each device."));
