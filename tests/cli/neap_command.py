@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from build_tree import BUILD
 from safetensors.numpy import save_file
-
-ROOT = Path(__file__).resolve().parents[2]
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -58,7 +57,7 @@ log:
 def binary():
     if "NEAP_BIN" in os.environ:
         return Path(os.environ["NEAP_BIN"])
-    return Path(os.environ.get("NEAP_BUILD_DIR", ROOT / "build" / "dev")) / "cli" / "neap"
+    return BUILD / "cli" / "neap"
 
 
 def weights():

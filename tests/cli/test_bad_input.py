@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from neap_command import CONFIG, ROOT, binary, weights
+from build_tree import ROOT
+from neap_command import CONFIG, binary, weights
 from safetensors.numpy import save_file
 
 

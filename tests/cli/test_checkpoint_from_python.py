@@ -2,7 +2,7 @@
 
 import sys
 
-from neap_command import ROOT
+from build_tree import ROOT
 from rank_processes import end, rank_processes
 
 RANK = ROOT / "tests" / "python" / "shard_ranks.py"

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from neap_command import ROOT
+from build_tree import ROOT
 
 HERE = ["--model.path=model", "--data.path=text.txt", "--device.type=cpu", "--train.sequence=32", "--dry-run"]
 BASE = {"model": "path: model", "data": "path: text.txt"}

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from build_tree import BUILD, ROOT, built
 from rank_processes import environment
 from safetensors.numpy import load_file
 from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
-ROOT = Path(__file__).resolve().parents[2]
-NEAP = Path(os.environ.get("NEAP_BUILD_DIR", ROOT / "build" / "dev")) / "cli" / "neap"
+NEAP = BUILD / "cli" / "neap"
 MODEL = LlamaConfig(
     vocab_size=64,
     hidden_size=32,
@@ -41,7 +41,7 @@ def commands_of(page):
 @pytest.fixture
 def repository(tmp_path):
     """A folder where the examples find what they expect at the top of the repository."""
-    assert NEAP.exists(), f"{NEAP} is not built; run `make test`, or set NEAP_BUILD_DIR"
+    built(NEAP)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     set_seed(5)
     LlamaForCausalLM(MODEL).save_pretrained(tmp_path / "models" / "smollm2-135m")

@@ -1,14 +1,11 @@
 """Sharded training in which one rank goes wrong: all ranks end in time, say why, and the next run starts clean."""
 
-import os
 import re
-from pathlib import Path
 
 import pytest
+from build_tree import BUILD, built
 from rank_processes import end, free_port, rank_processes
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("NEAP_BUILD_DIR", ROOT / "build" / "dev"))
 PROGRAM = BUILD / "tests" / "multiprocess" / "neap_faults"
 TIMEOUT_MS = 60_000
 
@@ -34,7 +31,7 @@ FAULTS = {
 
 @pytest.fixture(autouse=True)
 def program_is_built():
-    assert PROGRAM.exists(), f"{PROGRAM} is missing; build it, or name its build folder in NEAP_BUILD_DIR"
+    built(PROGRAM)
 
 
 def run(fault, device, port):

@@ -9,19 +9,17 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from build_tree import BUILD, built
 from rank_processes import GIVE_UP, end, environment, free_port, rank_processes
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("NEAP_BUILD_DIR", ROOT / "build" / "dev"))
 PROGRAM = BUILD / "tests" / "multiprocess" / "neap_ranks"
 
 
 @pytest.fixture(autouse=True)
 def program_is_built():
-    assert PROGRAM.exists(), f"{PROGRAM} is missing; build it, or name its build folder in NEAP_BUILD_DIR"
+    built(PROGRAM)
 
 
 def ranks(size, scenario, timeout_ms=60_000, **extra):

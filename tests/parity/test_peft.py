@@ -1,17 +1,15 @@
 """Adapters in C++ against PEFT's: logits, loss and every gradient, and directories that go both ways."""
 
-import os
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
+from build_tree import BUILD, built
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, set_seed
 
-ROOT = Path(__file__).resolve().parents[2]
-RUNNER = Path(os.environ.get("NEAP_BUILD_DIR", ROOT / "build" / "dev")) / "tests" / "parity" / "neap_parity"
+RUNNER = BUILD / "tests" / "parity" / "neap_parity"
 TOLERANCE = 1e-5
 CONFIG = LlamaConfig(
     vocab_size=199,
@@ -51,7 +49,7 @@ def error_of(found, expected):
 
 
 def run_cpp(*arguments):
-    assert RUNNER.exists(), f"{RUNNER} is not built; run `make test`, or set NEAP_BUILD_DIR"
+    built(RUNNER)
     return subprocess.run([str(part) for part in (RUNNER, *arguments)], check=False, capture_output=True, text=True)
 
 

@@ -1,17 +1,15 @@
 """`neap train` against transformers and torch.optim.AdamW, step by step: benchmarks/smollm2_curve.py on tiny models."""
 
 import importlib.util
-import os
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from build_tree import BUILD, ROOT, built
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, set_seed
 
-ROOT = Path(__file__).resolve().parents[2]
-NEAP = Path(os.environ.get("NEAP_BUILD_DIR", ROOT / "build" / "dev")) / "cli" / "neap"
+NEAP = BUILD / "cli" / "neap"
 SIZES = {
     "vocab_size": 199,
     "hidden_size": 48,
@@ -74,7 +72,7 @@ def check(found, settings):
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_loss_curve_is_that_of_transformers_and_the_saved_directory_goes_on(case, tmp_path):
-    assert NEAP.exists(), f"{NEAP} is not built; run `make test`, or set NEAP_BUILD_DIR"
+    built(NEAP)
     config, train, optim = CASES[case]
     settings = {"train": train, "optim": optim}
     write_model(config, tmp_path / "model")

@@ -5,12 +5,11 @@ what C++ reads, and reads what C++ writes.
 """
 
 import importlib.util
-import os
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
+from build_tree import BUILD, ROOT, built
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
@@ -23,8 +22,6 @@ from transformers import (
     set_seed,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("NEAP_BUILD_DIR", ROOT / "build" / "dev"))
 RUNNER = BUILD / "tests" / "parity" / "neap_parity"
 TOLERANCE = 1e-5
 
@@ -107,8 +104,7 @@ TINY |= {
 
 
 def runner():
-    assert RUNNER.exists(), f"{RUNNER} is not built; run `make test`, or set NEAP_BUILD_DIR"
-    return RUNNER
+    return built(RUNNER)
 
 
 def shifted(ids):

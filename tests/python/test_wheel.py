@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("NEAP_BUILD_DIR", ROOT / "build" / "dev")).resolve()
+from build_tree import BUILD, ROOT
 
 
 def compiled_with():
