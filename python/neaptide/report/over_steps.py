@@ -171,47 +171,27 @@ def link(run):
     out_and_in = f"moved over the link: {coloured('out', TEAL)} and {coloured('in', GREEN)}"
     titles = [out_and_in, "exposed wait", "late reloads"]
     fig = make_subplots(rows=1, cols=3, subplot_titles=titles, horizontal_spacing=0.08)
-    for key, label, colour in ("offloaded_bytes", "out", TEAL), ("reloaded_bytes", "in", GREEN):
-        counts = values_of(steps, key)
-        hover = f"step %{{x}}: %{{customdata}} {label}<extra></extra>"
-        text = [bytes_text(count) for count in counts]
-        y = [count / size for count in counts]
+
+    def add_bars(col, name, colour, y, *, hover, text=None):
         fig.add_bar(
             x=x,
             y=y,
-            name=label,
+            name=name,
             marker_color=colour,
             customdata=text,
-            hovertemplate=hover,
+            hovertemplate=f"step %{{x}}: {hover}<extra></extra>",
             showlegend=False,
             row=1,
-            col=1,
+            col=col,
         )
+
+    for key, label, colour in ("offloaded_bytes", "out", TEAL), ("reloaded_bytes", "in", GREEN):
+        counts = values_of(steps, key)
+        text = [bytes_text(count) for count in counts]
+        add_bars(1, label, colour, [count / size for count in counts], hover=f"%{{customdata}} {label}", text=text)
     text = [f", {step['exposed_share']:.1%} of the step" for step in steps]
-    hover = "step %{x}: %{y:.3f} ms%{customdata}<extra></extra>"
-    waits = values_of(steps, "exposed_wait_ms")
-    fig.add_bar(
-        x=x,
-        y=waits,
-        name="exposed wait",
-        marker_color=RED,
-        customdata=text,
-        hovertemplate=hover,
-        showlegend=False,
-        row=1,
-        col=2,
-    )
-    hover = "step %{x}: %{y}<extra></extra>"
-    fig.add_bar(
-        x=x,
-        y=values_of(steps, "late_reloads"),
-        name="late reloads",
-        marker_color=AMBER,
-        hovertemplate=hover,
-        showlegend=False,
-        row=1,
-        col=3,
-    )
+    add_bars(2, "exposed wait", RED, values_of(steps, "exposed_wait_ms"), hover="%{y:.3f} ms%{customdata}", text=text)
+    add_bars(3, "late reloads", AMBER, values_of(steps, "late_reloads"), hover="%{y}")
     step_axis(fig, steps)
     fig.update_yaxes(rangemode="tozero")
     fig.update_yaxes(title_text=unit, row=1, col=1)
