@@ -127,6 +127,7 @@ class Selector {
  private:
   std::vector<size_t> indices_of(const std::vector<std::string>& units) const {
     std::vector<size_t> indices;
+    indices.reserve(units.size());
     for (const std::string& unit : units) {
       indices.push_back(static_cast<size_t>(std::ranges::find(names_.units, unit) - names_.units.begin()));
     }
