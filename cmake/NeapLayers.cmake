@@ -19,6 +19,12 @@ function(neap_target_defaults target)
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_EXTENSIONS OFF)
 endfunction()
 
+# Tests ask little of a processor and much of the compiler: half of their build time was optimisation.
+function(neap_test_defaults target)
+  neap_target_defaults(${target})
+  target_compile_options(${target} PRIVATE ${NEAP_TEST_FLAGS})
+endfunction()
+
 # Most of what a file costs is the headers of torch, GoogleTest and the JSON library (docs/decisions/0002-compile-time.md).
 function(neap_compile_together target)
   if(NEAP_UNITY)
@@ -36,7 +42,7 @@ function(neap_add_test target)
     return()
   endif()
   add_executable(${target} ${T_SOURCES})
-  neap_target_defaults(${target})
+  neap_test_defaults(${target})
   target_link_libraries(${target} PRIVATE ${T_LINK} GTest::gmock GTest::gtest GTest::gtest_main Threads::Threads)
   neap_compile_together(${target})
   add_test(NAME ${target} COMMAND ${target})

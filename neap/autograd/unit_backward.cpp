@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "neap/autograd/graph_task.h"
+#include "neap/base/error_boundary.h"
 #include "neap/base/mutex.h"
 
 namespace neap::autograd::internal {
@@ -109,7 +110,8 @@ std::shared_ptr<CallRecord::Pass> CallRecord::current_pass(ag::Node* running) {
   pass->exits_left = static_cast<std::size_t>(std::count_if(
       exits_.begin(), exits_.end(), [&](ag::Node* node) { return node == running || runs_in_current_pass(node); }));
   end = std::make_shared<PassEnd>(shared_from_this(), pass);
-  ag::Engine::get_default_engine().queue_callback([end] { end->record->finish(*end->pass); });
+  ag::Engine::get_default_engine().queue_callback(
+      [end] { at_error_boundary([&] { end->record->finish(*end->pass); }); });
   passes_.push_back(pass);
   return pass;
 }
@@ -152,7 +154,7 @@ class OutputHook final : public ag::FunctionPreHook {
   OutputHook(std::shared_ptr<CallRecord> record, ag::Node* node) : record_(std::move(record)), node_(node) {}
 
   ag::variable_list operator()(const ag::variable_list& grads) override {
-    if (about_to_run(node_)) record_->gradient_arrived(node_);
+    if (about_to_run(node_)) at_error_boundary([&] { record_->gradient_arrived(node_); });
     return grads;
   }
 
@@ -171,7 +173,7 @@ class ExitHook final : public ag::FunctionPostHook {
   ~ExitHook() override { record_->exit_died(node_); }
 
   ag::variable_list operator()(const ag::variable_list& grads, const ag::variable_list& /*output_grads*/) override {
-    record_->exit_ran();
+    at_error_boundary([&] { record_->exit_ran(); });
     return grads;
   }
 

@@ -4,12 +4,14 @@
 
 #include <atomic>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "neap/base/bytes.h"
 #include "neap/base/error.h"
+#include "neap/base/error_boundary.h"
 #include "neap/base/log.h"
 #include "neap/base/mutex.h"
 #include "neap/base/scope_exit.h"
@@ -32,6 +34,32 @@ TEST(Error, AssertThrowsAnInternalErrorThatNamesPlaceAndCondition) {
   EXPECT_THAT(text, HasSubstr("base_test.cpp:"));
   EXPECT_THAT(text, HasSubstr("1 > 2; block 7"));
   EXPECT_THROW(NEAP_ASSERT(false), InternalError);
+}
+
+// What an interpreter would want to be thrown.
+struct Converted {
+  std::string text;
+  bool users;
+};
+
+TEST(Error, ComesOutOfSomebodyElsesCodeAsWhatTheyKnow) {
+  const auto raise = [] { at_error_boundary([] { NEAP_USER_ERROR("[place] expected 1"); }); };
+  EXPECT_THROW(raise(), UserError);
+  const ScopeExit reset([] { set_error_converter(nullptr); });
+  set_error_converter([](const Error& error) {
+    throw Converted{error.what(), dynamic_cast<const UserError*>(&error) != nullptr};
+  });
+  try {
+    raise();
+    ADD_FAILURE() << "not thrown";
+  } catch (const Converted& found) {
+    EXPECT_EQ(found.text, "[place] expected 1");
+    EXPECT_TRUE(found.users);
+  }
+  EXPECT_EQ(at_error_boundary([] { return 3; }), 3);
+  EXPECT_THROW(at_error_boundary([] { throw std::runtime_error("not ours"); }), std::runtime_error);
+  set_error_converter([](const Error&) {});  // it may leave some alone
+  EXPECT_THROW(raise(), UserError);
 }
 
 // Stands for the interpreter's lock: a second mutex that whoever waits for ours must not hold.

@@ -1,8 +1,24 @@
 #include "neap/base/error.h"
 
+#include <atomic>
 #include <cstring>
 
-namespace neap::internal {
+#include "neap/base/error_boundary.h"
+
+namespace neap {
+namespace {
+
+constinit std::atomic<ErrorConverter> g_converter = nullptr;
+
+}  // namespace
+
+void set_error_converter(ErrorConverter converter) noexcept { g_converter.store(converter, std::memory_order_release); }
+
+namespace internal {
+
+void convert_error(const Error& error) {
+  if (const ErrorConverter converter = g_converter.load(std::memory_order_acquire)) converter(error);
+}
 
 void throw_user_error(const std::string& text) { throw UserError(text); }
 
@@ -12,4 +28,5 @@ void throw_internal_error(const char* file, int line, const char* condition, con
                              text.empty() ? "" : "; ", text, "; please report this as a bug of Neaptide"));
 }
 
-}  // namespace neap::internal
+}  // namespace internal
+}  // namespace neap

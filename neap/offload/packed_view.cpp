@@ -3,11 +3,20 @@
 #include <utility>
 
 #include "neap/autograd/detached_alias.h"
+#include "neap/base/error_boundary.h"
 #include "neap/offload/unit_hook.h"
 
 namespace neap::offload {
 
 void PackedView::call_pack_hook(const at::Tensor& tensor) {
+  at_error_boundary([&] { pack(tensor); });
+}
+
+at::Tensor PackedView::call_unpack_hook() {
+  return at_error_boundary([&] { return unpack(); });
+}
+
+void PackedView::pack(const at::Tensor& tensor) {
   version_ = autograd::VersionStamp(tensor);
   PackScope& scope = *std::exchange(scope_, nullptr);
   scope.count_saved();
@@ -22,7 +31,7 @@ void PackedView::call_pack_hook(const at::Tensor& tensor) {
   kept_ = autograd::detached_alias(tensor);
 }
 
-at::Tensor PackedView::call_unpack_hook() {
+at::Tensor PackedView::unpack() {
   if (place_.storage == nullptr) {
     version_.check(kept_.options(), kept_.sizes());
     return kept_;

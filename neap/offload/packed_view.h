@@ -27,6 +27,9 @@ class PackedView final : public torch::autograd::SavedVariableHooks, public Pool
   at::Tensor call_unpack_hook() override;
 
  private:
+  void pack(const at::Tensor& tensor);
+  at::Tensor unpack();
+
   PackScope* scope_;
   at::Tensor kept_;
   autograd::VersionStamp version_;

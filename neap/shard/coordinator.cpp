@@ -12,6 +12,7 @@
 
 #include "neap/autograd/backward_reads.h"
 #include "neap/base/error.h"
+#include "neap/base/error_boundary.h"
 
 namespace neap::shard {
 
@@ -23,7 +24,8 @@ class GradientHook final : public torch::autograd::PostAccumulateGradHook {
       : coordinator_(std::move(coordinator)), unit_(unit), group_(group), index_(index) {}
 
   void operator()(const at::Tensor& /*parameter*/) override {
-    if (const auto coordinator = coordinator_.lock()) coordinator->gradient_arrived(unit_, group_, index_);
+    const auto coordinator = coordinator_.lock();
+    if (coordinator) at_error_boundary([&] { coordinator->gradient_arrived(unit_, group_, index_); });
   }
 
  private:
@@ -337,7 +339,8 @@ void Coordinator::begin_pass() {
   }
   const std::shared_ptr<Pass> pass(new Pass{weak_from_this(), number});
   torch::autograd::Engine::get_default_engine().queue_callback([pass] {
-    if (const auto coordinator = pass->owner.lock()) coordinator->end_pass(pass->number);
+    const auto coordinator = pass->owner.lock();
+    if (coordinator) at_error_boundary([&] { coordinator->end_pass(pass->number); });
   });
   pass_syncs_ = sync_;
   backward_order_.restart();

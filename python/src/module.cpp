@@ -7,6 +7,7 @@
 
 #include "neap/autograd/saved_tensor_scope.h"
 #include "neap/base/error.h"
+#include "neap/base/error_boundary.h"
 #include "neap/base/log.h"
 #include "neap/base/mutex.h"
 #include "python/src/arguments.h"
@@ -23,23 +24,33 @@ struct ErrorTypes {
 };
 ErrorTypes g_errors;
 
-// Same text, the type that says what kind of error it is. Torch's own exceptions become what torch makes of them.
+// The type that says what kind of error it is.
+PyObject* type_of(const Error& error) {
+  if (dynamic_cast<const UserError*>(&error) != nullptr) return g_errors.user_error;
+  if (dynamic_cast<const OutOfMemory*>(&error) != nullptr) return g_errors.out_of_memory;
+  if (dynamic_cast<const InternalError*>(&error) != nullptr) return g_errors.internal_error;
+  return g_errors.error;
+}
+
+// Same text, ours in a type of ours. Torch's own exceptions become what torch makes of them.
 void translate(std::exception_ptr raised) {
   if (!raised) return;
   try {
     std::rethrow_exception(raised);
-  } catch (const UserError& error) {
-    PyErr_SetString(g_errors.user_error, error.what());
-  } catch (const OutOfMemory& error) {
-    PyErr_SetString(g_errors.out_of_memory, error.what());
-  } catch (const InternalError& error) {
-    PyErr_SetString(g_errors.internal_error, error.what());
   } catch (const Error& error) {
-    PyErr_SetString(g_errors.error, error.what());
+    PyErr_SetString(type_of(error), error.what());
   } catch (const c10::Error&) {
     torch::translate_exception_to_python(raised);
   }
 }
+
+// What torch asks for its Python type: an error of ours that comes out of a hook in forward or backward.
+struct ErrorThroughTorch final : torch::PyTorchError {
+  explicit ErrorThroughTorch(const Error& error) : torch::PyTorchError(error.what()), type(type_of(error)) {}
+  PyObject* python_type() override { return type; }
+  PyObject* type;
+};
+void throw_through_torch(const Error& error) { throw ErrorThroughTorch(error); }
 
 PyObject* new_error(py::module_& module, const char* name, const char* doc, const py::tuple& bases) {
   const std::string full = std::string("neaptide.") + name;
@@ -84,6 +95,7 @@ void bind_errors(py::module_& module) {
   g_errors.internal_error = new_error(module, "InternalError", "An invariant is broken: a bug of Neaptide.",
                                       py::make_tuple(type(g_errors.error)));
   py::register_local_exception_translator(&translate);
+  set_error_converter(&throw_through_torch);
 }
 
 void raise_user_error(const std::string& text) {
