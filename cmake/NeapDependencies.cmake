@@ -3,9 +3,11 @@
 find_package(Threads REQUIRED)
 find_program(NEAP_CCACHE ccache)
 if(NEAP_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # Relative paths: every checkout and every build directory of one machine shares its objects.
+  # Relative paths: every checkout and every build directory of one machine shares its objects. What it says it is
+  # careless about is what it asks for where there are precompiled headers.
   set(CMAKE_CXX_COMPILER_LAUNCHER
-    /usr/bin/env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=true "${NEAP_CCACHE}")
+    /usr/bin/env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=true
+    CCACHE_SLOPPINESS=pch_defines,time_macros "${NEAP_CCACHE}")
 endif()
 
 # neap_require(<find_package name> <Debian package>)

@@ -213,6 +213,7 @@ PoolBlock PoolCore<Fence>::insert_slab(std::unique_ptr<SlabMemory> memory, int64
   const int32_t id = next_slab_++;
   slabs_.emplace(id, Slab{std::move(memory), slab_size, /*idle_since=*/0});
   free_.add_slab(id, slab_size);
+  mark_idle(id);  // the block may go to a place that has become free meanwhile
   return *carve(size, requested);
 }
 

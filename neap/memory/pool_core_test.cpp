@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <random>
 #include <span>
@@ -50,6 +51,7 @@ struct SourceLog {
   bool throws = false;
   bool memory = true;
   bool powers_of_two = false;
+  std::function<void()> meanwhile{};  // what another thread does while memory is being allocated
   std::mutex mutex;
 };
 
@@ -77,6 +79,7 @@ class FakeSource final : public SlabSource {
   std::unique_ptr<SlabMemory> allocate(int64_t bytes) override {
     if (log_.throws) throw std::runtime_error("source failed");
     if (log_.refuse > 0) return --log_.refuse, nullptr;
+    if (log_.meanwhile) log_.meanwhile();
     std::lock_guard lock(log_.mutex);
     log_.allocated.push_back(bytes);
     return std::make_unique<FakeSlab>(log_, bytes);
@@ -334,6 +337,20 @@ TEST_F(PoolCoreTest, StaysAsItWasWhenTheSourceThrows) {
   EXPECT_EQ(pool.counters().locked, 0_B);
   log_.throws = false;
   pool.release(*pool.try_acquire(1), {});
+}
+
+// The block is then carved out of the place that has become free, and nothing out of the new slab.
+TEST_F(PoolCoreTest, GivesBackASlabThatWasNotNeededAfterAll) {
+  auto& pool = make({.slab_size = 256_KiB, .cache_limit = 1_MiB});
+  const auto first = pool.try_acquire((200_KiB).count);
+  log_.meanwhile = [&] { pool.release(*first, {}); };
+  const auto second = pool.try_acquire((100_KiB).count);
+  EXPECT_EQ(log_.allocated.size(), 2u);
+  pool.trim();
+  EXPECT_EQ(pool.counters().locked, 256_KiB);
+  pool.release(*second, {});
+  pool.trim();
+  EXPECT_EQ(pool.counters().locked, 0_B);
 }
 
 TEST_F(PoolCoreTest, KeepsBlocksInFlightWhenADeviceErrorSurfaces) {
