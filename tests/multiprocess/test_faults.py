@@ -10,8 +10,9 @@ PROGRAM = BUILD / "tests" / "multiprocess" / "neap_faults"
 TIMEOUT_MS = 60_000
 
 KILLED = -9
-# Which rank, which collective, which unit.
-PLACE = r"\[comm\] rank {rank}, (all_gather|reduce_scatter|all_reduce|barrier) of '[\w. ]+' in group 'world' "
+# Which rank, which collective, which unit; or before any, where another rank may leave while this one still connects.
+COLLECTIVE = r"(all_gather|reduce_scatter|all_reduce|barrier) of '[\w. ]+' in group 'world'"
+PLACE = rf"\[comm\] rank {{rank}}, ({COLLECTIVE}|connecting 3 ranks for group 'world') "
 BROKEN_HOOK = "rank 1 left: a hook at layers.1 is out of luck"
 
 # How rank 1 goes wrong, its exit code and what it says itself, and what the others say.
