@@ -68,14 +68,14 @@ void check_adapters(const RunConfig& config, models::CausalLM& model) {
 Input::Input(const RunConfig& config)
     : model(read_model(config.model)),
       tokens(TokenFile::open(config.data.path, config.data.format, config.data.token_type)),
+      end_token(end_token_of(config.data, model)),
       sequences(tokens, {.length = config.train.sequence,
                          .shuffle = config.data.shuffle,
                          .seed = static_cast<uint64_t>(config.train.seed),
-                         .end_token = end_token_of(config.data, model)}) {
+                         .end_token = end_token}) {
   NEAP_CHECK(config.train.sequence <= model.max_position_embeddings, "[train.sequence] expected at most ",
              model.max_position_embeddings, ", the model's max_position_embeddings; found ", config.train.sequence);
   tokens.check_vocabulary(model.vocab_size);
-  const std::optional<int64_t> end_token = end_token_of(config.data, model);
   check_documents(tokens, end_token);
   if (!config.data.eval.empty()) {
     eval_tokens.emplace(TokenFile::open(config.data.eval, config.data.format, config.data.token_type));
@@ -108,9 +108,7 @@ Assembly::Assembly(const RunConfig& config, const Input& input, const Shell& she
     : config_(config), device_(device::Device::of(shell.device)), ranks_(shell.ranks) {
   if (ranks_ == nullptr && config.train.dtype != Dtype::kFloat32) be_one_rank();
   guarded("loading the model", [&] { load_model(input); });
-  if (config.data.documents == Documents::kSeparate) {
-    model_->separate_documents(end_token_of(config.data, input.model).value());
-  }
+  if (config.data.documents == Documents::kSeparate) model_->separate_documents(input.end_token.value());
   if (config.offload.options.mode != offload::Mode::kOff) {
     engine_.emplace(config.offload.options, offload::Resources{.pool = nullptr, .recorder = shell.recorder});
     engine_->attach(*model_, patterns_of(config.offload));

@@ -48,6 +48,7 @@ std::vector<std::string> patterns_of(const Section& section) {
 struct Input {
   models::ModelConfig model;  // as model.mtp has it
   TokenFile tokens;
+  std::optional<int64_t> end_token;  // of documents that do not see each other, or whose ends do not count
   Sequences sequences;
   std::optional<TokenFile> eval_tokens;
   std::optional<Sequences> eval_sequences;
