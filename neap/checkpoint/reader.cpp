@@ -48,7 +48,7 @@ Reader& Reader::operator=(Reader&&) noexcept = default;
 const std::string& Reader::state(const std::string& key) const {
   const auto found = index_.state.find(key);
   NEAP_CHECK(found != index_.state.end(), "[checkpoint] ", (dir_ / kIndexName).string(), ": expected '", key,
-             "' in the state; found none; it was saved by another program");
+             "' in the state; found none, so no run of neap has saved it; load it with the program that did");
   return found->second;
 }
 

@@ -28,7 +28,9 @@ void PackedView::pack(const at::Tensor& tensor) {
     }
   }
   scope.count_kept();
-  kept_ = autograd::detached_alias(tensor);
+  // Without history there is nothing that the tensor could keep alive: itself, as autograd saves it, so that one of a
+  // Python class comes back as what it is.
+  kept_ = tensor.requires_grad() ? autograd::detached_alias(tensor) : tensor;
 }
 
 at::Tensor PackedView::unpack() {

@@ -1,9 +1,11 @@
 #include "neap/offload/tensor_layout.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "neap/base/error.h"
+#include "neap/offload/foreign_class.h"
 
 namespace neap::offload {
 namespace {
@@ -25,13 +27,22 @@ bool is_named(const Impl& impl) {
   return false;
 }
 
+constinit std::atomic<ForeignClass> g_is_foreign = nullptr;
+
+bool is_foreign(const at::Tensor& tensor) {
+  const ForeignClass ask = g_is_foreign.load(std::memory_order_relaxed);
+  return ask != nullptr && ask(tensor);
+}
+
 }  // namespace
+
+void set_foreign_class(ForeignClass is_foreign) noexcept { g_is_foreign.store(is_foreign, std::memory_order_relaxed); }
 
 bool is_plain(const at::Tensor& tensor) {
   auto* impl = tensor.unsafeGetTensorImpl();
   return (impl->key_set().raw_repr() & ~kPlain) == 0 && tensor.has_storage() && impl->layout() == c10::kStrided &&
          !impl->has_symbolic_sizes_strides() && !is_named(*impl) && impl->get_backend_meta() == nullptr &&
-         !impl->is_python_dispatch();
+         !impl->is_python_dispatch() && !impl->is_meta() && !is_foreign(tensor);
 }
 
 ByteRange bytes_of(const at::Tensor& tensor) {

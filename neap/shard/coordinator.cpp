@@ -92,7 +92,8 @@ void Coordinator::watch_gradients() {
 }
 
 bool Coordinator::watched(const at::Tensor& parameter) {
-  return dynamic_cast<GradientHook*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get()) != nullptr;
+  return torch::autograd::impl::get_autograd_meta(parameter) != nullptr &&  // else torch may not be asked: frozen
+         dynamic_cast<GradientHook*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get()) != nullptr;
 }
 
 void Coordinator::unwatch_gradients() noexcept {

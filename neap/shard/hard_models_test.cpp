@@ -104,7 +104,8 @@ TEST_P(Worlds, FrozenUnitsAndHalfFrozenOnesTrainAlikeWithoutGradientMemory) {
                                       });
   };
   const auto frozen = [] {
-    return std::make_shared<TestUnit>(Parameters{parameter({kWidth, kWidth}, 8).set_requires_grad(false)},
+    // As Python makes it: it never required gradients, and has nothing of autograd's.
+    return std::make_shared<TestUnit>(Parameters{parameter({kWidth, kWidth}, 8).detach()},
                                       [](const Parameters& p, const at::Tensor& x) { return at::linear(x, p[0]); });
   };
   auto recipe = recipe_of([&](int) { return std::vector{lora(), frozen(), lora()}; }, GetParam());

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 # As `neap train` names them (neap/train/checkpoints.h).
 _PARAMETER, _BUFFER, _OPTIMIZER = "parameter.", "buffer.", "optimizer."
 _FOREIGN = ("rank.", _BUFFER)  # what a model need not have
+# What torch's optimizers remember, and neap's, by the same names. Those of others take what there is.
+_MOMENTS = {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
+_REMEMBERED = {torch.optim.AdamW: _MOMENTS, torch.optim.Adam: _MOMENTS, torch.optim.SGD: {"momentum_buffer"}}
 
 
 class Entry(NamedTuple):
@@ -75,6 +78,7 @@ class Loading:
                 saved.setdefault(name, []).append((what, dtype))
         if not saved:
             raise _C.UserError("[checkpoint] expected the state of an optimizer; found none in the checkpoint")
+        _check_kind(optimizer, {what for entries in saved.values() for what, _ in entries})
         for group in optimizer.param_groups:
             numbers_on_device = group.get("fused") or group.get("capturable")
             for parameter in group["params"]:
@@ -101,6 +105,15 @@ class Loading:
                 buffer.copy_(flat.view(buffer.shape))
         if self._optimizer is not None:
             self._optimizer.state.update(self._states)
+
+
+def _check_kind(optimizer: torch.optim.Optimizer, saved: set[str]) -> None:
+    expected = _REMEMBERED.get(type(optimizer), saved)
+    if not saved <= expected:
+        raise _C.UserError(
+            f"[checkpoint] expected what {type(optimizer).__name__} remembers ({', '.join(sorted(expected))}); found "
+            f"{', '.join(sorted(saved))}; load it with an optimizer like the one that was saved"
+        )
 
 
 def _named(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
 _STATE = "_neaptide_unit"
+_WRAPPED = "._checkpoint_wrapped_module"  # inside torch's checkpoint_wrapper
 
 
 class _State:
@@ -98,6 +99,8 @@ def select(model: torch.nn.Module, patterns: Iterable[str | int], section: str) 
     units = [name for name, module in modules.items() if name and not isinstance(module, CONTAINERS)]
     layer_classes = _no_split_classes(model)
     layers = [name for name in units if any(base.__name__ in layer_classes for base in type(modules[name]).__mro__)]
+    # The wrapper, outside of the checkpoint: what is inside of it saves nothing.
+    layers = [name.removesuffix(_WRAPPED) for name in layers]
     chosen: dict[int, tuple[str, torch.nn.Module]] = {}
     for index in _C.select_units(list(modules), units, layers, texts, section):
         module = modules[units[index]]

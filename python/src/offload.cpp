@@ -1,5 +1,6 @@
 // neaptide._C: the offload engine.
 #include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include <memory>
 #include <optional>
@@ -9,6 +10,7 @@
 #include "neap/autograd/named_hook_points.h"
 #include "neap/base/error.h"
 #include "neap/offload/engine.h"
+#include "neap/offload/foreign_class.h"
 #include "python/src/arguments.h"
 #include "python/src/bind.h"
 #include "python/src/unit.h"
@@ -25,6 +27,24 @@ class OpenScope {
  private:
   std::optional<offload::Scope> scope_;
 };
+
+// The tensor's object in Python, if it has one. The accessor goes by two names in the versions of torch that we build
+// with.
+template <class Slot>
+PyObject* object_of(const Slot& slot) {
+  if constexpr (requires { slot.load_pyobj(); }) {
+    return slot.load_pyobj();
+  } else {
+    return slot.check_pyobj().value_or(nullptr);
+  }
+}
+
+// A subclass of torch.Tensor's that is not dispatched to (those libtorch knows of). Without the interpreter's lock:
+// whoever saves the tensor holds it, and the class of an object stays.
+bool is_of_a_subclass(const at::TensorBase& tensor) {
+  PyObject* object = object_of(*tensor.unsafeGetTensorImpl()->pyobj_slot());
+  return object != nullptr && !THPVariable_CheckTypeExact(Py_TYPE(object));
+}
 
 offload::Policy to_policy(const py::object& function) {
   if (function.is_none()) return nullptr;
@@ -170,6 +190,7 @@ void bind_offload(py::module_& module) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   bind_report(module);
   bind_counters(module);
+  offload::set_foreign_class(&is_of_a_subclass);
   py::class_<OpenScope>(module, "Scope").def("close", &OpenScope::close, unlocked);
   py::class_<offload::Engine>(module, "Engine")
       .def(py::init(&make_engine), py::arg("options"))

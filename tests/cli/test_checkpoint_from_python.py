@@ -18,3 +18,13 @@ def test_python_goes_on_from_a_checkpoint_of_neap_and_neap_reads_pythons(workspa
     result = workspace.run("checkpoint", "verify", "ours")
     assert result.code == 0, result.err
     assert "step-00000008" in result.out, result.out
+    # A run does not go on from it, and makes no model directory of it: Python's has no configuration.
+    for command in (
+        ["train", "run.yaml", "--device.type=cpu", "--train.steps=9", "--checkpoint.resume=ours"],
+        ["checkpoint", "convert", "ours", "hf"],
+    ):
+        line = workspace.run(*command).error_line()
+        assert line.startswith(
+            "[checkpoint] ours/step-00000008/index.json: expected 'config' in the state; found none"
+        ), line
+        assert not (workspace.path / "hf").exists()

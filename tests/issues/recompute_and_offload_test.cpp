@@ -146,6 +146,13 @@ TEST_F(RecomputeAndOffload, MetaTensorsPlanWithoutMemory) {
   const auto body = [w](at::ArrayRef<at::Tensor> in) -> recompute::TensorList { return {at::linear(in[0], w).tanh()}; };
   recompute::region(body, {x})[0].sum().backward();
   EXPECT_EQ(w.grad().sizes(), w.sizes());
+
+  FunctionUnits model({[w](const at::Tensor& in) { return at::linear(in, w).tanh(); }});
+  offload::Engine engine(everything_leaves());
+  engine.attach(model);
+  model.forward(x).sum().backward();
+  EXPECT_EQ(x.grad().sizes(), x.sizes());
+  EXPECT_EQ(engine.take_step_report().offloaded_storages, 0);
 }
 
 }  // namespace

@@ -125,7 +125,8 @@ def shared_folder():
 
 
 def buffers(device):
-    """A model with buffers, and a parameter that is smaller than the number of ranks."""
+    """A model with buffers, and parameters that the ranks do not divide, or that are fewer than they:
+    https://github.com/pytorch/torchtitan/pull/4593, https://github.com/pytorch/torchtitan/issues/764."""
 
     class Small(torch.nn.Module):
         def __init__(self):
@@ -179,6 +180,12 @@ def from_neap(device):
     for name, value in load_file(run / "out" / "hf" / "model.safetensors").items():
         assert torch.equal(state[name], value), name
     assert {s["step"].item() for s in optimizer.state.values()} == {3}
+    try:
+        handle.load_checkpoint(run / "out" / "checkpoints", optimizer=torch.optim.SGD(model.parameters(), momentum=0.9))
+    except nt.UserError as error:
+        assert "expected what SGD remembers (momentum_buffer); found exp_avg, exp_avg_sq, step" in str(error), error
+    else:
+        raise AssertionError("moments of AdamW for SGD")
     assert all(s["exp_avg"].abs().sum() > 0 for s in optimizer.state.values() if s["exp_avg"].numel() > 0)
     sharded_run(model, handle, optimizer, device)
     handle.save_checkpoint(run / "ours", 8, optimizer=optimizer)

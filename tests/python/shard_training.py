@@ -25,9 +25,9 @@ def adamw(model):
     return torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
-def one_process(device, *, micro_batches=1, loss=rank_loss, **changes):
+def one_process(device, *, micro_batches=1, loss=rank_loss, make=placed, **changes):
     """The ranks' micro-batches one after another, their gradients added in rank order: (losses by rank, state)."""
-    model = placed(device, **changes)
+    model = make(device, **changes)
     optimizer = adamw(model)
     losses = [[] for _ in range(dist.get_world_size())]
     for step in range(STEPS):
@@ -39,9 +39,10 @@ def one_process(device, *, micro_batches=1, loss=rank_loss, **changes):
                 value.backward()
                 of_rank.append(value.detach().cpu())
             for name, p in model.named_parameters():
-                total[name] = p.grad.clone() if name not in total else total[name] + p.grad
+                if p.grad is not None:
+                    total[name] = p.grad.clone() if name not in total else total[name] + p.grad
         for name, p in model.named_parameters():
-            p.grad = total[name] / len(losses)
+            p.grad = total[name] / len(losses) if name in total else None
         optimizer.step()
     return losses, {name: value.cpu() for name, value in model.state_dict().items()}
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from training import Chain, chain_loss, language_loss, llama, tokens, train
+from training import Chain, chain_loss, language_loss, llama, lora, tokens, train
 from transformers import Trainer, TrainingArguments
 
 import neaptide as nt
@@ -66,15 +66,6 @@ def assert_same_training(trainer, plain):
     assert [name for name, value in parameters.items() if not torch.equal(value, expected[name])] == []
 
 
-def lora():
-    from peft import LoraConfig, get_peft_model  # noqa: PLC0415
-
-    model = llama()
-    torch.manual_seed(2)
-    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.1, init_lora_weights=False)
-    return get_peft_model(model, config)
-
-
 @pytest.mark.parametrize(
     ("make", "arguments"),
     [
@@ -114,6 +105,7 @@ def test_the_logs_tell_what_offload_did(fit, device):
 
 
 def test_findings_go_to_the_logger_once(fit, caplog):
+    """https://github.com/NVIDIA/Megatron-LM/pull/7090: a way around the chosen modules, without a word."""
     with caplog.at_level(logging.WARNING, "neaptide"):
         fit(llama(), [OffloadCallback(["model.norm", "lm_head"], min_bytes="1GiB")])
     said = [record.getMessage() for record in caplog.records if record.name == "neaptide"]

@@ -38,6 +38,7 @@ def test_layers_that_the_model_names_win_over_lists_that_are_nearer():
     assert len(nt.offload(Model()).units) == 6
 
 
+# https://github.com/ByteDance-Seed/VeOmni/pull/965: `model.layers.*` took modules inside of layers, too.
 @pytest.mark.parametrize(
     ("modules", "units"),
     [

@@ -67,6 +67,24 @@ def test_a_checkpoint_of_ones_own(device, reentrant, place):
     assert (handle.take_step_report().offloaded_bytes > 0) == (place == "inside the unit")
 
 
+def test_layers_that_torchs_checkpoint_wrapper_wraps(device):
+    """As accelerate's FSDP2 plugin does with `activation_checkpointing`."""
+    from torch.distributed.algorithms._checkpoint import checkpoint_wrapper  # noqa: PLC0415
+
+    def run(offload):
+        model = llama().to(device)
+        for i, layer in enumerate(model.model.layers):
+            model.model.layers[i] = checkpoint_wrapper.checkpoint_wrapper(layer)
+        handle = nt.offload(model, **MIN) if offload else None
+        return train(model, device), handle
+
+    plain, _ = run(offload=False)
+    got, handle = run(offload=True)
+    got.assert_same(plain)
+    assert handle.units == [f"model.layers.{i}" for i in range(4)]
+    assert handle.take_step_report().offloaded_bytes > 0
+
+
 def test_selective_checkpointing(device):
     def save_products(_context, op, *_args, **_kwargs):
         policy = checkpoint.CheckpointPolicy

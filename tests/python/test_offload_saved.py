@@ -4,58 +4,7 @@ import gc
 
 import pytest
 import torch
-
-import neaptide as nt
-
-ROWS, SIDE, DEPTH = 512, 256, 3
-ONE = ROWS * SIDE * 4  # bytes of a layer's input
-
-
-class Layer(torch.nn.Module):
-    def __init__(self, function, weights):
-        super().__init__()
-        self.function = function
-        self.w = torch.nn.ParameterList(torch.randn(SIDE, SIDE) / SIDE**0.5 for _ in range(weights))
-
-    def forward(self, x):
-        return self.function(self.w, x)
-
-
-class Net(torch.nn.Module):
-    def __init__(self, function, weights):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = torch.nn.ModuleList(Layer(function, weights) for _ in range(DEPTH))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-def mlp(w, x):
-    return torch.tanh(x @ w[0]) @ w[1]
-
-
-def nets(function, weights):
-    """A net, and the same with offload: (plain, ours, its handle)."""
-    plain, ours = (Net(function, weights).to("sim") for _ in range(2))
-    return plain, ours, nt.offload(ours, min_bytes=0, keep_last=0, max_in_flight=0)
-
-
-def rows(seed, count=ROWS):
-    return torch.randn(count, SIDE, generator=torch.Generator().manual_seed(seed)).to("sim")
-
-
-def loss_of(net, seed, count=ROWS):
-    return net(rows(seed, count)).square().sum()
-
-
-def assert_same_gradients(ours, plain):
-    """And takes them away."""
-    for mine, other in zip(ours.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(mine.grad.cpu(), other.grad.cpu())
-        mine.grad = other.grad = None
+from function_nets import DEPTH, ONE, SIDE, assert_same_gradients, loss_of, mlp, nets, rows
 
 
 def test_a_tensor_and_its_transpose_are_moved_once(sim):
@@ -70,6 +19,8 @@ def test_a_tensor_and_its_transpose_are_moved_once(sim):
 
 
 def test_chunks_of_one_projection_are_moved_once(sim):
+    """HyperParallel's issue 185: each view was copied."""
+
     def function(w, x):
         q, k, v = (x @ torch.cat(list(w), 1)).chunk(3, -1)
         return q * k * v
@@ -103,6 +54,7 @@ def test_a_change_in_place_is_the_error_that_it_is_without_offload(sim, function
 
 
 def test_backward_twice(sim):
+    """https://github.com/ByteDance-Seed/VeOmni/pull/965: the second one raised."""
     plain, ours, _ = nets(mlp, 2)
     losses = [loss_of(net, 1) for net in (plain, ours)]
     for retain in (True, False):
@@ -113,6 +65,7 @@ def test_backward_twice(sim):
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_forward_without_backward_disturbs_nothing(sim, kept):
+    """https://github.com/huggingface/trl/pull/4236: an evaluation with gradients between two steps."""
     plain, ours, _ = nets(mlp, 2)
     late = [loss_of(net, 7) for net in (plain, ours)]
     if not kept:
@@ -152,6 +105,7 @@ def test_a_forward_that_raises_leaves_nothing(sim):
 
 
 def test_inputs_that_the_caller_keeps_stay_what_they_are(sim):
+    """https://gitcode.com/mindspore/hyper-parallel/issues, number 664: what the caller owned was freed."""
     plain, ours, handle = nets(mlp, 2)
     inputs = {plain: [], ours: []}
     for net, kept in inputs.items():

@@ -37,6 +37,16 @@ def deepseek_v3(**changes):
     return _model(DeepseekV3ForCausalLM, DeepseekV3Config, **experts, **changes)
 
 
+def lora(**changes):
+    """A Llama with adapters that already do something, over weights that are frozen."""
+    from peft import LoraConfig, get_peft_model  # noqa: PLC0415
+
+    options = {"target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.1, "init_lora_weights": False}
+    model = llama()
+    torch.manual_seed(2)
+    return get_peft_model(model, LoraConfig(r=4, **(options | changes)))
+
+
 def _model(cls, config, **changes):
     sizes = {
         "vocab_size": 128,
