@@ -34,8 +34,7 @@ setup-lint:
 	@python3 tools/setup.py --lint
 
 build: setup
-	@$(call configure,dev)
-	@$(NINJA) -C build/dev
+	@$(PYTHON) tools/build.py --build build/dev --jobs $(JOBS)
 
 release: setup
 	@$(call configure,release)
@@ -51,7 +50,7 @@ quickstart: setup
 
 bench: setup
 	@$(call configure,release)
-	@$(NINJA) -C build/release benchmarks/all neap neap_sim
+	@$(NINJA) -C build/release benchmarks/all neap neap_sim neap_python
 	@$(PYTHON) benchmarks/run.py --build build/release
 
 lint: setup-lint

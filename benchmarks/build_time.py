@@ -1,44 +1,64 @@
 #!/usr/bin/env python3
-"""Times a full build from nothing, without the compiler cache, and says how long the last `make test` ran its tests."""
+"""How long the last full build and the last whole test run took here. Both write it down themselves.
+
+`make build` does when it builds from nothing and the compiler cache has nothing of it, `make test` when all of it runs
+and passes: to do either again would take longer than all benchmarks. --measure builds from nothing, in a folder of its
+own and without the cache, and leaves that time instead.
+"""
 
 import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build" / "dev"
+sys.path.insert(0, str(ROOT / "tools"))
+from build import build, note_time, time_path  # noqa: E402
 
 
-def timed(command, environment):
-    began = time.monotonic()
+def measure(jobs):
+    folder = ROOT / "build" / "build-time"
+    shutil.rmtree(folder, ignore_errors=True)
     # Standard output carries figures alone.
-    subprocess.run([str(word) for word in command], cwd=ROOT, env=environment, stdout=sys.stderr, check=True)
-    return time.monotonic() - began
+    status, seconds = build(folder, jobs, environment=os.environ | {"CCACHE_DISABLE": "1"}, stdout=sys.stderr)
+    if seconds is None:
+        sys.exit(f"build_time: the build failed (exit status {status})")
+    note_time(BUILD, seconds)
+    shutil.rmtree(folder)
 
 
-def figure(name, value, goal):
+def report(name, path, goal, otherwise):
+    if not path.exists():
+        print(f"no figure {name}: {otherwise}")
+        return
+    print(f"{name}: of {time.strftime('%Y-%m-%d %H:%M', time.localtime(path.stat().st_mtime))}")
+    value = json.loads(path.read_text())["seconds"]
     print(json.dumps({"name": name, "value": value, "unit": "s", "goal": goal, "better": "lower"}), flush=True)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--measure", action="store_true", help="build from nothing first, for minutes")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     options = parser.parse_args()
-    build = ROOT / "build" / "build-time"
-    shutil.rmtree(build, ignore_errors=True)
-    environment = os.environ | {"CCACHE_DISABLE": "1", "NEAP_PYTHON": sys.executable}
-    seconds = timed(["cmake", "--preset", "dev", "-B", build], environment)
-    seconds += timed(["ninja", f"-j{options.jobs}", "-C", build, "--quiet"], environment)
-    figure("build_time_full_s", round(seconds, 1), 480)
-    test_time = ROOT / "build" / "dev" / "test-time.json"  # written by tools/run_tests.py
-    if test_time.exists():
-        figure("test_time_s", json.loads(test_time.read_text())["seconds"], 600)
-    else:
-        print("no figure test_time_s: `make test` has not passed here since it was last begun")
+    if options.measure:
+        measure(options.jobs)
+    report(
+        "build_time_full_s",
+        time_path(BUILD),
+        480,
+        "`make build` has not built from nothing here; --measure does",
+    )
+    report(
+        "test_time_s",
+        BUILD / "test-time.json",  # written by tools/run_tests.py
+        600,
+        "`make test` has not passed here since it was last begun",
+    )
 
 
 if __name__ == "__main__":

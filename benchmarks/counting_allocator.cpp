@@ -7,6 +7,8 @@
 #include <cstring>
 #include <new>
 
+#include "neap/comm/internal/exchange.h"
+
 namespace neap::bench {
 namespace {
 
@@ -58,3 +60,4 @@ void neap_count_cpu_tensors(void) { c10::SetCPUAllocator(&CountingAllocator::get
 int64_t neap_live_bytes(void) { return CountingAllocator::get().live(); }
 int64_t neap_peak_bytes(void) { return CountingAllocator::get().peak(); }
 void neap_reset_peak_bytes(void) { CountingAllocator::get().reset_peak(); }
+int64_t neap_reduction_scratch(int ranks) { return 2 * (ranks - 1) * neap::comm::internal::Exchange::kChunk; }

@@ -14,4 +14,6 @@ int64_t neap_live_bytes(void);
 // The most bytes since the last reset, which begins at the present level.
 int64_t neap_peak_bytes(void);
 void neap_reset_peak_bytes(void);
+// What a reduction of ours over so many ranks holds of rows on the wire: no tensors, but memory all the same.
+int64_t neap_reduction_scratch(int ranks);
 }

@@ -1,4 +1,7 @@
-"""One rank of torch's own `fully_shard`, for fsdp2_step.py: the twin of shard_step.cpp."""
+"""One rank of torch's own `fully_shard`, for fsdp2_step.py: the twin of shard_step.cpp.
+
+With --neaptide the same model is sharded by nt.fully_shard.
+"""
 
 import argparse
 import ctypes
@@ -14,28 +17,36 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoModelForCausalLM
 
 SEQUENCE = 256
+NARROW = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
 
 
 def load_counter(path):
     counter = ctypes.CDLL(path)
-    for name in ("neap_live_bytes", "neap_peak_bytes"):
+    for name in ("neap_live_bytes", "neap_peak_bytes", "neap_reduction_scratch"):
         getattr(counter, name).restype = ctypes.c_int64
     counter.neap_count_cpu_tensors()
     return counter
 
 
-def load_model(directory, world, narrow):
+def load_model(directory):
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
-    model.train()
-    if world == 1:
-        return model
+    return model.train()
+
+
+def shard_by_torch(model, world, narrow):
     options = {"mesh": init_device_mesh("cpu", (world,))}
     if narrow:
-        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        options["mp_policy"] = MixedPrecisionPolicy(**NARROW)
     for layer in model.model.layers:
         fully_shard(layer, **options)
     fully_shard(model, **options)
-    return model
+
+
+def shard_by_neaptide(package, model, narrow):
+    sys.path.insert(0, package)
+    import neaptide  # noqa: PLC0415
+
+    neaptide.fully_shard(model, **NARROW if narrow else {})
 
 
 def step(model, optimizer, number, rank):
@@ -63,13 +74,20 @@ def main():
     parser.add_argument("counter")
     parser.add_argument("model")
     parser.add_argument("dtype", choices=["float32", "bfloat16"])
+    parser.add_argument("--neaptide", metavar="FOLDER", help="where the package is")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     counter = load_counter(arguments.counter)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world > 1:
         dist.init_process_group("gloo")
-    model = load_model(arguments.model, world, arguments.dtype == "bfloat16")
+    model = load_model(arguments.model)
+    narrow, scratch = arguments.dtype == "bfloat16", 0
+    if arguments.neaptide:
+        shard_by_neaptide(arguments.neaptide, model, narrow)
+        scratch = counter.neap_reduction_scratch(world)
+    elif world > 1:
+        shard_by_torch(model, world, narrow)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     if rank == 0:
         print("ready", flush=True)
@@ -82,7 +100,7 @@ def main():
             dist.barrier()
         milliseconds = (time.perf_counter() - begin) * 1e3
         if rank == 0:
-            rest, peak = counter.neap_live_bytes(), counter.neap_peak_bytes()
+            rest, peak = counter.neap_live_bytes(), counter.neap_peak_bytes() + scratch
             print(json.dumps({"ms": milliseconds, "loss": loss, "rest": rest, "peak": peak}), flush=True)
         number += 1
     if world > 1:

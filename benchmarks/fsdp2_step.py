@@ -9,6 +9,8 @@ down or speeds up does so for both; the ratio is that of the medians. A step las
 Bytes are those of live CPU tensors of rank 0, counted by the same allocator in both processes: at rest, between steps,
 and at a step's peak. Ours contain the rows that a reduction has on the wire; of Gloo's own buffers neither side's are
 counted. One rank without sharding says how much of the time's ratio is the model's code rather than sharding.
+
+--python compares nt.fully_shard instead, on the same model of transformers as torch's.
 """
 
 import argparse
@@ -34,6 +36,7 @@ COMPARED_LOSSES = 3
 # Relative. What the two add up in another order grows from step to step; bfloat16 has three digits.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 2e-2}
 CASES = [("float32", 1), ("float32", 2), ("bfloat16", 2), ("float32", 4), ("bfloat16", 4)]
+PYTHON_CASES = [("float32", 2)]
 
 
 def write_model(directory):
@@ -125,7 +128,8 @@ def measure(commands, dtype, ranks, seconds):
         for command in commands:
             errors = stack.enter_context(tempfile.TemporaryFile("w+"))
             worlds.append(stack.enter_context(World([*command, dtype], ranks, seconds + 240, errors)))
-            worlds[-1].until_ready()
+        for world in worlds:
+            world.until_ready()
         while len(steps[0]) < WARM_UP + MOST_STEPS:
             enough = len(steps[0]) >= WARM_UP + LEAST_STEPS
             if enough and time.monotonic() >= deadline:
@@ -148,10 +152,11 @@ def print_figure(name, value, unit, goal=None):
     print(json.dumps(figure, ensure_ascii=False), flush=True)
 
 
-def report(dtype, ranks, ours, theirs):
-    name = f"fsdp2_{dtype}_{ranks}_ranks"
+def report(dtype, ranks, ours, theirs, python):
+    name = f"fsdp2_{'python_' if python else ''}{dtype}_{ranks}_ranks"
     mib = 1 << 20
-    for who, steps in (("neap", ours), ("fully_shard" if ranks > 1 else "transformers", theirs)):
+    us = "nt.fully_shard" if python else "neap"
+    for who, steps in ((us, ours), ("fully_shard" if ranks > 1 else "transformers", theirs)):
         times = [step["ms"] for step in steps]
         print(
             f"{dtype}, {ranks} ranks, {who}: {len(steps)} steps, median {median(steps, 'ms'):.0f} ms "
@@ -173,23 +178,26 @@ def report(dtype, ranks, ours, theirs):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "release")
-    parser.add_argument("--seconds", type=float, default=210, help="about how long all of it may take")
+    parser.add_argument("--python", action="store_true", help="our Python package, on the peer's model")
+    parser.add_argument("--seconds", type=float, help="about how long all of it may take [130; with --python 40]")
     parser.add_argument("--case", action="append", metavar="DTYPE:RANKS", help="measure this alone; may be repeated")
     arguments = parser.parse_args()
-    cases = [(dtype, int(ranks)) for dtype, ranks in (case.split(":") for case in arguments.case or [])] or CASES
+    cases = [(dtype, int(ranks)) for dtype, ranks in (case.split(":") for case in arguments.case or [])]
+    cases = cases or (PYTHON_CASES if arguments.python else CASES)
+    seconds = arguments.seconds or (40 if arguments.python else 130)
 
     folder = arguments.build.resolve() / "benchmarks"
     counter = folder / "libneap_counting_allocator.so"
-    end = time.monotonic() + arguments.seconds
+    end = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as model:
         write_model(model)
-        commands = [
-            [folder / "shard_bench", "step", model],
-            [sys.executable, ROOT / "benchmarks" / "fsdp2_peer.py", counter, model],
-        ]
+        theirs = [sys.executable, ROOT / "benchmarks" / "fsdp2_peer.py", counter, model]
+        ours = [folder / "shard_bench", "step", model]
+        if arguments.python:
+            ours = [*theirs, "--neaptide", folder.parent / "python"]
         for number, (dtype, ranks) in enumerate(cases):
             share = (end - time.monotonic()) / (len(cases) - number)
-            report(dtype, ranks, *measure(commands, dtype, ranks, share))
+            report(dtype, ranks, *measure([ours, theirs], dtype, ranks, share), arguments.python)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import json
 import subprocess
 import time
 import types
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -55,14 +56,20 @@ def costs(contexts, *, tensors, rounds, device, clock, synchronize=lambda: None)
         synchronize()
         return clock() - began
 
-    best = dict.fromkeys(contexts, float("inf"))
-    for turn in range(rounds + 1):
-        for name, make_context in contexts.items():
-            took = once(make_context)
-            if turn > 0:
-                best[name] = min(best[name], took)
+    best = best_of(rounds, {name: partial(once, make_context) for name, make_context in contexts.items()})
     bare = next(iter(best.values()))
     return {name: (took - bare) / tensors for name, took in best.items()}
+
+
+def best_of(rounds, cases):
+    """What each case returns at its best; the cases take turns, after a round that warms up."""
+    best = dict.fromkeys(cases, float("inf"))
+    for turn in range(rounds + 1):
+        for name, run in cases.items():
+            took = run()
+            if turn > 0:
+                best[name] = min(best[name], took)
+    return best
 
 
 def load_sim(library):
@@ -114,7 +121,7 @@ def main():
             use_pin_memory=True, use_streams=True, min_offload_size=0
         )
     on_sim = costs(
-        contexts, tensors=120, rounds=30, device="sim:0", clock=time.perf_counter_ns, synchronize=sim.synchronize
+        contexts, tensors=240, rounds=20, device="sim:0", clock=time.perf_counter_ns, synchronize=sim.synchronize
     )
     engine = neap["saved_tensor_on_sim_engine"]
     for name in list(contexts)[1:]:

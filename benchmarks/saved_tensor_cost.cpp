@@ -119,10 +119,14 @@ class Chain : public torch::nn::Module {
   at::Tensor leaf_, grad_;
 };
 
+// And comes back. With the usual windows a chain of so few bytes would be recalled while it is still on its way out, so
+// they are as narrow against it as they are against a model: 16 tensors leave at a time, two units are fetched ahead.
 offload::Options everything_leaves() {
   offload::Options options;
   options.min_bytes = Bytes(0);
   options.keep_last = 0;
+  options.max_in_flight = Bytes(1024);
+  options.prefetch = offload::Layers{2};
   return options;
 }
 
@@ -219,9 +223,9 @@ PassCosts measure_passes(int64_t tensors, c10::Device device, int rounds, double
   take_turns(cases, rounds, clock);
   const auto report = engine.take_step_report();
   const int64_t expected = (rounds + 1) * bare.tensors();
-  if (report.offloaded_storages < expected - (rounds + 1)) {
-    throw std::runtime_error("the engine offloaded " + std::to_string(report.offloaded_storages) + " storages of " +
-                             std::to_string(expected));
+  if (report.offloaded_storages < expected - (rounds + 1) || 10 * report.reloaded_storages < 9 * expected) {
+    throw std::runtime_error("the engine offloaded " + std::to_string(report.offloaded_storages) + " and reloaded " +
+                             std::to_string(report.reloaded_storages) + " storages of " + std::to_string(expected));
   }
   const auto beyond = [&](size_t i) { return (cases[i].best - cases[0].best) / static_cast<double>(bare.tensors()); };
   return {beyond(1), beyond(2), beyond(3), beyond(4)};
@@ -239,7 +243,7 @@ int saved_tensor_cost(int /*argc*/, char** /*argv*/) {
   print_figure("saved_tensor_in_graph_engine_hooks", cpu.hooks, "ns");
   print_figure("saved_tensor_in_graph_engine_books", cpu.books, "ns");
   print_figure("saved_tensor_in_graph_engine_copies", cpu.engine, "ns");
-  const PassCosts sim = measure_passes(120, {c10::DeviceType::PrivateUse1, 0}, 60, wall_ns);
+  const PassCosts sim = measure_passes(240, {c10::DeviceType::PrivateUse1, 0}, 60, wall_ns);
   print_figure("saved_tensor_on_sim_engine", sim.engine, "ns");
   return 0;
 }

@@ -18,7 +18,6 @@
 
 #include "benchmarks/counting_allocator.h"
 #include "benchmarks/figure.h"
-#include "neap/comm/internal/exchange.h"
 #include "neap/models/hugging_face.h"
 #include "neap/shard/fully_shard.h"
 
@@ -97,11 +96,6 @@ bool next_turn(comm::World& world) {
   return go.item<int>() != 0;
 }
 
-// Of the rows that a reduction has on the wire: no tensors, but memory all the same.
-int64_t reduction_scratch(const comm::World& world) {
-  return 2 * (world.size() - 1) * comm::internal::Exchange::kChunk;
-}
-
 }  // namespace
 
 int shard_step(int argc, char** argv) {
@@ -125,7 +119,7 @@ int shard_step(int argc, char** argv) {
     std::printf(R"({"ms": %.3f, "loss": %.9g, "rest": %lld, "peak": %lld})"
                 "\n",
                 time.count(), loss, static_cast<long long>(neap_live_bytes()),
-                static_cast<long long>(neap_peak_bytes() + reduction_scratch(*world)));
+                static_cast<long long>(neap_peak_bytes() + neap_reduction_scratch(world->size())));
     std::fflush(stdout);
   }
   world->close();

@@ -44,7 +44,7 @@ SETTINGS = {
         "clip": 1.0,
     },
 }
-EVALUATED = 16  # sequences
+EVALUATED = 4  # sequences
 LLMC_HEADER = 1024  # bytes before the tokens of the quick start's file
 WARM_UP = 2  # steps whose time does not count
 LOSS_GOAL, SPEED_GOAL, EVALUATION_GOAL = 1e-4, 1.0, 1e-5

@@ -68,7 +68,7 @@ def main():
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--sequence", type=int, default=256)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=8, help="measured steps of each, after two that warm up")
+    parser.add_argument("--steps", type=int, default=6, help="measured steps of each, after two that warm up")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
 

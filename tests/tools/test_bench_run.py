@@ -69,6 +69,14 @@ def test_a_failing_benchmark_fails_the_run_and_not_the_others(tmp_path):
     assert list(results["figures"]) == ["step_ratio"]
 
 
+def test_a_benchmark_that_may_have_no_figure_does_not_fail_without_one(tmp_path):
+    path = registry(tmp_path, mute="")
+    path.write_text(path.read_text() + "may_have_none = true\n")
+    done, results = run(path)
+    assert done.returncode == 0, done.stdout
+    assert results["figures"] == {}
+
+
 def test_an_unknown_name_is_refused(tmp_path):
     done, results = run(registry(tmp_path, one=""), "--only", "three")
     assert done.returncode == 2
