@@ -171,10 +171,11 @@ def measure_threads(nt, tensors=4800, rounds=12):
     sides = [make_chains(nt, tensors, "cpu") for _ in range(2)]
     names = list(sides[0][0])
     pairs = {name: [chains[name] for chains, _ in sides] for name in names}
-    alone = best_of(rounds, {name: partial(backward_at_once, pair[:1]) for name, pair in pairs.items()})
-    both = best_of(rounds, {name: partial(backward_at_once, pair) for name, pair in pairs.items()})
+    best = best_of(
+        rounds, {(name, count): partial(backward_at_once, pairs[name][:count]) for name in names for count in (1, 2)}
+    )
     for name in names:
-        figure(f"python_two_threads_{name}", both[name] / alone[name], "x")
+        figure(f"python_two_threads_{name}", best[name, 2] / best[name, 1], "x")
 
 
 def main():
