@@ -15,6 +15,7 @@ CPU bit by bit, and times are those of the described device on a virtual clock.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator
@@ -26,6 +27,7 @@ from neaptide import _C
 
 _sim = _C.sim
 _sim.load()
+atexit.register(_sim.settle_backward)
 
 _Device = torch.device | str | int | None
 

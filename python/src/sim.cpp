@@ -1,10 +1,16 @@
 // neaptide._C.sim: the simulated device, for neaptide/sim.py.
 #include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
 #include <pybind11/stl.h>
 
+#include <exception>
+#include <thread>
 #include <utility>
 
 #include "neap/base/error.h"
+#include "neap/base/log.h"
 #include "neap/device/device.h"
 #include "neap/device/host_task.h"
 #include "neap/sim/control.h"
@@ -28,6 +34,25 @@ void configure(const std::vector<std::pair<std::string, std::string>>& settings)
   sim::DeviceConfig config = sim::load().config();
   for (const auto& [key, value] : settings) sim::apply_setting(config, key, value, "neaptide.sim");
   sim::load().configure(config);
+}
+
+// Autograd's thread of each device lets go of all passes that have returned. It does so when it likes; what a pass
+// remembers is Python's in part, and a thread that wants an interpreter which has ended takes the process with it. A
+// thread's next pass begins when it has let go of the one before; this one comes from a thread without Python's things.
+void settle_backward() {
+  const int devices = sim::load().config().devices;
+  std::thread([devices] {
+    try {
+      for (int device = 0; device < devices; ++device) {
+        if (sim::load().memory(device).allocations == 0) continue;
+        const c10::Device place(c10::kPrivateUse1, static_cast<c10::DeviceIndex>(device));
+        const at::Tensor leaf = at::ones({}, place).set_requires_grad(true);
+        leaf.neg().backward();
+      }
+    } catch (const std::exception& error) {
+      log_info("[neaptide.sim] the end of backward could not be waited for: ", error.what());
+    }
+  }).join();
 }
 
 py::dict to_dict(const sim::MemoryStats& stats) {
@@ -58,6 +83,7 @@ void bind_sim(py::module_& module) {
   py::module_ sim = module.def_submodule("sim");
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   sim.def("load", &load, unlocked);
+  sim.def("settle_backward", &settle_backward, unlocked);
   sim.def("configure", &configure, py::arg("settings"), unlocked);
   sim.def(
       "device_count", [] { return sim::load().config().devices; }, unlocked);

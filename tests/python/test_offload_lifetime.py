@@ -262,6 +262,7 @@ def test_the_interpreter_ends_quietly(tmp_path):
         "model = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Tanh()).to('sim')\n"
         "handle = nt.offload(model, min_bytes=0, keep_last=0, policy=lambda *_: 'offload')\n"
         "loss = model(torch.randn(64, device='sim', requires_grad=True)).sum()\n"
+        "loss.backward(retain_graph=True)\n"
         "scope = nt.offload_scope().__enter__()\n"
         "saved = torch.randn(64, requires_grad=True).sin()\n"
     )
