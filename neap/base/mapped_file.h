@@ -25,6 +25,11 @@ class MappedFile {
   std::span<const std::byte> bytes() const noexcept { return {data_, size_}; }
   size_t size() const noexcept { return size_; }
 
+  // From now on the system reads what announce() names, and single pages when others are touched: for bytes that are
+  // wanted here and there, around which it would read megabytes. Advice, as the next two are.
+  void read_as_announced() const noexcept;
+  // These bytes will be touched soon. Does not wait for them.
+  void announce(size_t begin, size_t count) const noexcept;
   // The pages of these bytes leave the process. They come back when they are touched again.
   void release(size_t begin, size_t count) const noexcept;
 

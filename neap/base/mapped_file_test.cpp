@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -75,6 +76,34 @@ TEST_F(MappedFileTest, ReleasedPagesAreNotResident) {
   file.release(0, file.size());
   EXPECT_EQ(resident(), 0);
   EXPECT_EQ(touch(), 0);
+}
+
+TEST_F(MappedFileTest, NothingIsReadAroundWhatIsTouchedOrAnnounced) {
+  constexpr size_t kMiB = size_t{1} << 20;
+  const auto path = write("");
+  std::filesystem::resize_file(path, 32 * kMiB);  // holes, of which the system has no page yet
+  const MappedFile file(path, "[test] ");
+  const auto cached = [&](size_t place) {
+    unsigned char page = 0;
+    auto* address = const_cast<std::byte*>(file.bytes().data()) + place;
+    EXPECT_EQ(::mincore(address, 1, &page), 0);
+    return (page & 1) != 0;
+  };
+  const auto touch = [&](size_t begin, size_t count) {
+    const auto bytes = file.bytes().subspan(begin, count);
+    return std::accumulate(bytes.begin(), bytes.end(), 0,
+                           [](int sum, auto byte) { return sum + static_cast<int>(byte); });
+  };
+  file.read_as_announced();
+  EXPECT_EQ(touch(16 * kMiB, 1), 0);
+  EXPECT_TRUE(cached(16 * kMiB));
+  EXPECT_FALSE(cached(16 * kMiB + 8192));
+  file.announce(4 * kMiB + 100, kMiB);
+  EXPECT_EQ(touch(4 * kMiB + 100, kMiB), 0);
+  EXPECT_TRUE(cached(5 * kMiB));
+  EXPECT_FALSE(cached(5 * kMiB + 8192));
+  file.announce(31 * kMiB, 2 * kMiB);  // what is beyond the end is not asked for
+  EXPECT_EQ(touch(31 * kMiB, kMiB), 0);
 }
 
 TEST_F(MappedFileTest, AnEmptyFileHasNoBytes) {

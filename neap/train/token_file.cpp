@@ -65,6 +65,7 @@ TokenFile TokenFile::open(const fs::path& path, DataFormat format, TokenType tok
   const fs::path& name = format == DataFormat::kMegatron ? megatron.bin : path;
   const std::string place = "[data.path] " + name.string() + ": ";
   TokenFile file(name.string(), MappedFile(name, place));
+  file.file_.read_as_announced();
   const size_t bytes = file.file_.size();
   NEAP_CHECK(bytes > 0, place, "the file is empty");
 
@@ -102,6 +103,11 @@ decltype(auto) TokenFile::visit(Function&& function) const {
   return visit_tokens(type_, file_.bytes().data() + offset_, std::forward<Function>(function));
 }
 
+void TokenFile::announce(int64_t begin, int64_t count) const noexcept {
+  const auto width = static_cast<size_t>(size_of(type_));
+  file_.announce(offset_ + static_cast<size_t>(begin) * width, static_cast<size_t>(count) * width);
+}
+
 void TokenFile::release(int64_t begin, int64_t count) const noexcept {
   const auto width = static_cast<size_t>(size_of(type_));
   file_.release(offset_ + static_cast<size_t>(begin) * width, static_cast<size_t>(count) * width);
@@ -111,6 +117,7 @@ void TokenFile::read(int64_t begin, std::span<int64_t> out) const {
   const auto count = static_cast<int64_t>(out.size());
   NEAP_ASSERT(begin >= 0 && begin <= size_ - count, "tokens ", begin, " + ", count, " of ", size_);
   file_.check_length();
+  announce(begin, count);
   visit([&](const auto* tokens) { std::copy_n(tokens + begin, count, out.begin()); });
   release(begin, count);
 }
@@ -119,6 +126,7 @@ bool TokenFile::contains(int64_t token) const {
   return visit([&](const auto* tokens) {
     for (int64_t begin = 0; begin < size_; begin += kCheckedAtOnce) {
       const int64_t end = std::min(size_, begin + kCheckedAtOnce);
+      announce(begin, 2 * kCheckedAtOnce);  // the next ones, too
       const bool found = std::find_if(tokens + begin, tokens + end, [token](auto other) {
                            return static_cast<int64_t>(other) == token;
                          }) != tokens + end;
@@ -137,6 +145,7 @@ void TokenFile::check_vocabulary(int64_t vocabulary) const {
     };
     for (int64_t begin = 0; begin < size_; begin += kCheckedAtOnce) {
       const int64_t end = std::min(size_, begin + kCheckedAtOnce);
+      announce(begin, 2 * kCheckedAtOnce);
       // Without a way out of the loop it runs as vectors; where the culprit is matters only when there is one.
       bool any = false;
       for (int64_t i = begin; i < end; ++i) any |= bad(tokens[i]);

@@ -45,6 +45,8 @@ class TokenFile {
   // Calls function(pointer to the first token in its own type).
   template <class Function>
   decltype(auto) visit(Function&& function) const;
+  // Tokens that will be read soon, and that have been.
+  void announce(int64_t begin, int64_t count) const noexcept;
   void release(int64_t begin, int64_t count) const noexcept;
 
   std::string name_;
