@@ -46,11 +46,10 @@ def make(build, jobs, arguments):
 
 
 def run_pytest(build, jobs):
-    # One thread an operator, as for ctest. A file's tests stay together, since they share what they have
-    # made; the files come in the order of tests/conftest.py.
+    # One thread an operator, as for ctest. A file's tests stay together, since they share what they have made.
     environment = os.environ | {"NEAP_BUILD_DIR": str(build), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     command = [sys.executable, "-m", "pytest", "--quiet", "--durations=5", "--durations-min=5"]
-    command += [f"--numprocesses={jobs}", "--dist=loadfile", "--no-loadscope-reorder"]
+    command += [f"--numprocesses={jobs}", "--dist=loadfile"]
     # Those of the package make the simulated device part of their process, which it has to be from the beginning and
     # the others are not to see.
     apart = "tests/python"
