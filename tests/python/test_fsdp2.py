@@ -10,8 +10,7 @@ from rank_processes import end, rank_processes
 RANK = Path(__file__).with_name("distributed_rank.py")
 
 
-@pytest.mark.parametrize("kind", ["fsdp2", "ddp"])
-@pytest.mark.parametrize("device", ["cpu", "sim"])
+@pytest.mark.parametrize(("kind", "device"), [("fsdp2", "cpu"), ("fsdp2", "sim"), ("ddp", "sim")])
 def test_two_ranks_train_to_the_same_bits_with_less_memory(kind, device):
     """Each rank itself compares losses and gradients of three steps with those without offload."""
     with rank_processes([[sys.executable, RANK, kind, device]] * 2) as ranks:
