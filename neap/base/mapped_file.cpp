@@ -62,9 +62,9 @@ void MappedFile::read_as_announced() const noexcept {
 }
 
 void MappedFile::announce(size_t begin, size_t count) const noexcept {
-  static const auto kPage = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  static const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   const auto base = reinterpret_cast<uintptr_t>(data_);
-  const uintptr_t first = (base + std::min(begin, size_)) / kPage * kPage;
+  const uintptr_t first = (base + std::min(begin, size_)) / page * page;
   const uintptr_t last = base + std::min(size_, begin + count);
   if (data_ != nullptr && first < last) ::madvise(reinterpret_cast<void*>(first), last - first, MADV_WILLNEED);
 }
