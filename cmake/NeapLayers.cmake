@@ -19,7 +19,7 @@ function(neap_target_defaults target)
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_EXTENSIONS OFF)
 endfunction()
 
-# Tests ask little of a processor and much of the compiler: half of their build time was optimisation.
+# Tests ask little of a processor and much of the compiler: a third of their build time was optimisation.
 function(neap_test_defaults target)
   neap_target_defaults(${target})
   target_compile_options(${target} PRIVATE ${NEAP_TEST_FLAGS})

@@ -10,7 +10,7 @@ set(NEAP_PRECOMPILED_TORCH <ATen/TensorOperators.h> <ATen/core/Tensor.h> <ATen/o
   <torch/csrc/autograd/variable.h> <torch/nn/module.h>)
 set(NEAP_PRECOMPILED_GTEST <gmock/gmock.h> <gtest/gtest.h>)
 
-# neap_add_precompiled(kind headers...): what the targets of this kind share. PRECOMPILED_LINK: where the headers are.
+# neap_add_precompiled(kind LINK targets… HEADERS headers…): what the targets of this kind share, and what brings it.
 function(neap_add_precompiled kind)
   cmake_parse_arguments(P "" "" "LINK;HEADERS" ${ARGN})
   set(source "${CMAKE_CURRENT_BINARY_DIR}/precompiled_${kind}.cpp")

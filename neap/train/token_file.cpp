@@ -122,39 +122,44 @@ void TokenFile::read(int64_t begin, std::span<int64_t> out) const {
   release(begin, count);
 }
 
-bool TokenFile::contains(int64_t token) const {
-  return visit([&](const auto* tokens) {
-    for (int64_t begin = 0; begin < size_; begin += kCheckedAtOnce) {
+template <class Function>
+void TokenFile::scan(Function&& function) const {
+  visit([&](const auto* tokens) {
+    announce(0, kCheckedAtOnce);
+    bool wanted = true;
+    for (int64_t begin = 0; begin < size_ && wanted; begin += kCheckedAtOnce) {
       const int64_t end = std::min(size_, begin + kCheckedAtOnce);
-      announce(begin, 2 * kCheckedAtOnce);  // the next ones, too
-      const bool found = std::find_if(tokens + begin, tokens + end, [token](auto other) {
-                           return static_cast<int64_t>(other) == token;
-                         }) != tokens + end;
+      announce(end, kCheckedAtOnce);  // the next piece, under the work on this one
+      wanted = function(tokens, begin, end);
       release(begin, end - begin);
-      if (found) return true;
     }
-    return false;
   });
 }
 
+bool TokenFile::contains(int64_t token) const {
+  bool found = false;
+  scan([&](const auto* tokens, int64_t begin, int64_t end) {
+    const auto is_it = [token](auto other) { return static_cast<int64_t>(other) == token; };
+    found = std::find_if(tokens + begin, tokens + end, is_it) != tokens + end;
+    return !found;
+  });
+  return found;
+}
+
 void TokenFile::check_vocabulary(int64_t vocabulary) const {
-  visit([&](const auto* tokens) {
+  scan([&](const auto* tokens, int64_t begin, int64_t end) {
     const auto bad = [&](auto token) {
       const auto value = static_cast<int64_t>(token);
       return value < 0 || value >= vocabulary;
     };
-    for (int64_t begin = 0; begin < size_; begin += kCheckedAtOnce) {
-      const int64_t end = std::min(size_, begin + kCheckedAtOnce);
-      announce(begin, 2 * kCheckedAtOnce);
-      // Without a way out of the loop it runs as vectors; where the culprit is matters only when there is one.
-      bool any = false;
-      for (int64_t i = begin; i < end; ++i) any |= bad(tokens[i]);
-      const int64_t at = any ? std::find_if(tokens + begin, tokens + end, bad) - tokens : 0;
-      NEAP_CHECK(!any, "[data.path] ", name_, ": expected tokens below the model's vocabulary of ", vocabulary,
-                 "; found ", static_cast<int64_t>(tokens[at]), " at position ", at,
-                 "; tokenise with the model's own tokenizer, and check data.token_type");
-      release(begin, end - begin);
-    }
+    // Without a way out of the loop it runs as vectors; where the culprit is matters only when there is one.
+    bool any = false;
+    for (int64_t i = begin; i < end; ++i) any |= bad(tokens[i]);
+    const int64_t at = any ? std::find_if(tokens + begin, tokens + end, bad) - tokens : 0;
+    NEAP_CHECK(!any, "[data.path] ", name_, ": expected tokens below the model's vocabulary of ", vocabulary,
+               "; found ", static_cast<int64_t>(tokens[at]), " at position ", at,
+               "; tokenise with the model's own tokenizer, and check data.token_type");
+    return true;
   });
 }
 

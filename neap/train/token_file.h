@@ -45,6 +45,9 @@ class TokenFile {
   // Calls function(pointer to the first token in its own type).
   template <class Function>
   decltype(auto) visit(Function&& function) const;
+  // Calls function(tokens, begin, end) for one piece of the file after the other, until it returns false.
+  template <class Function>
+  void scan(Function&& function) const;
   // Tokens that will be read soon, and that have been.
   void announce(int64_t begin, int64_t count) const noexcept;
   void release(int64_t begin, int64_t count) const noexcept;
