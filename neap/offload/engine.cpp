@@ -45,6 +45,7 @@ class Engine::Impl {
     model_ = model.identity;
     for (const auto& point : model.units) attach_unit(point);
     std::ranges::sort(attached_, {}, &AttachedUnit::order);
+    attach_after_units(model.after_units);
   }
 
   void check_model(const void* identity) const NEAP_REQUIRES(mutex_) {
@@ -55,6 +56,7 @@ class Engine::Impl {
   void detach() noexcept {
     const MutexLock lock(mutex_);
     attached_.clear();
+    after_units_.clear();
     model_ = nullptr;
     state_->stop();
   }
@@ -102,11 +104,21 @@ class Engine::Impl {
     attached_.push_back({point.point, point.order, std::move(hook), std::move(handle)});
   }
 
+  void attach_after_units(const std::vector<autograd::NamedHookPoint>& points) {
+    after_units_.clear();
+    const auto hook = std::make_shared<AfterUnitsHook>(state_);
+    for (const auto& point : points) {
+      if (is_attached(point.point)) continue;
+      after_units_.push_back(point.point->attach(hook, autograd::HookOrder::kOffload));
+    }
+  }
+
   const std::shared_ptr<EngineState> state_;
   mutable Mutex mutex_;
   const void* model_ NEAP_GUARDED_BY(mutex_) = nullptr;
   std::optional<int32_t> scope_unit_ NEAP_GUARDED_BY(mutex_);
   std::vector<AttachedUnit> attached_ NEAP_GUARDED_BY(mutex_);
+  std::vector<autograd::HookHandle> after_units_ NEAP_GUARDED_BY(mutex_);
 };
 
 Engine::Engine(Options options, Resources resources) {

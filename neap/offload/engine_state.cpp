@@ -144,7 +144,7 @@ std::shared_ptr<Tape> EngineState::begin_pass() {
   const bool timed =
       automatic() && link_->overlaps() && (!by_timetable_ || times_wanted_ || passes_ % kTimedEvery == 0);
   if (timed) times_wanted_ = false;
-  return std::make_shared<Tape>(shared_from_this(), link_, ++passes_, expected_tensors_, timetable_, timed);
+  return std::make_shared<Tape>(shared_from_this(), link_, ++passes_, expected_length_, timetable_, timed);
 }
 
 // The model may have been moved, and its parameters may lie in other storages than at the last pass (`module.to()`,
@@ -200,7 +200,7 @@ void EngineState::make_timetable() {
   const auto out = link_->out_rate().ns_per_byte();
   const auto in = link_->in_rate().ns_per_byte();
   if (!out || !in || out_times_.pass != in_times_.pass || !out_times_.complete || !in_times_.complete) return;
-  const auto tensors = static_cast<int64_t>(expected_tensors_);
+  const auto length = static_cast<int64_t>(expected_length_);
   std::vector<SaveTime> saves;
   for (const Point& point : out_times_.points) {
     if (point.place != static_cast<int64_t>(saves.size())) return;
@@ -208,10 +208,10 @@ void EngineState::make_timetable() {
   }
   std::vector<UseTime> uses;
   for (const Point& point : in_times_.points) {
-    if (point.place >= tensors) return;
+    if (point.place >= length) return;
     uses.push_back({point.at_ns, point.bytes, point.place});
   }
-  auto table = Timetable::make(saves, uses, tensors, {*out, out_slack_.ns()}, {*in, in_slack_.ns()});
+  auto table = Timetable::make(saves, uses, length, {*out, out_slack_.ns()}, {*in, in_slack_.ns()});
   timetable_ = table ? std::make_shared<const Timetable>(*std::move(table)) : nullptr;
 }
 
@@ -234,11 +234,30 @@ Departure::Tail EngineState::tail() const {
   return {.keep_runs = 0, .keep_bytes = std::max({options.device_budget, reload_window_.size(), release_window()})};
 }
 
+void EngineState::after_units(uint64_t call) {
+  const MutexLock lock(mutex);
+  const auto current = of_this_thread();
+  if (current == current_.end() || (*current)->turned()) return;
+  std::erase_if(waypoints_, [](const Waypoint& waypoint) { return waypoint.tape.expired(); });
+  waypoints_.push_back({call, *current, (*current)->add_waypoint()});
+}
+
+void EngineState::before_units(uint64_t call) {
+  const MutexLock lock(mutex);
+  const auto waypoint = std::ranges::find(waypoints_, call, &Waypoint::call);
+  if (waypoint == waypoints_.end()) return;
+  if (const auto tape = waypoint->tape.lock()) tape->come_by(waypoint->position);
+}
+
+void EngineState::came_to(Tape& tape, int64_t number, Bytes size, Moment& now) {
+  if (tape.timed()) tape.link().out_stalls().add_point(now.event(), size, tape.number(), number);
+  if (tape.timetable() != nullptr && !tape.timetable()->expects(number, size)) drop_timetable(tape);
+}
+
 void EngineState::saved(SavedStorage& storage, Tape& tape, Moment& now) {
   units_[static_cast<size_t>(storage.unit())].hit = true;
   if (tape.bytes().count == 0) ++report.passes;
-  if (tape.timed()) tape.link().out_stalls().add_point(now.event(), storage.size(), tape.number(), storage.number);
-  if (tape.timetable() != nullptr && !tape.timetable()->expects(storage.number, storage.size())) drop_timetable(tape);
+  came_to(tape, storage.number, storage.size(), now);
   report.saved_bytes += storage.size();
   saved_ += storage.size();
   if (departure_.leaves_at_once(tape.runs() - 1, tape.bytes(), storage.size())) {
@@ -262,7 +281,6 @@ void EngineState::saved_again(SavedStorage& storage, const Tape& tape, int32_t u
   }
 }
 
-// Sends away what can no longer be in the tail, then lets go of what is on its way out.
 void EngineState::settle(Moment& now) {
   while (SavedStorage* oldest = waiting_.front()) {
     if (!departure_.must_leave(run_ - oldest->run, waiting_.bytes())) break;
@@ -328,12 +346,12 @@ void EngineState::end_backward(int32_t unit) {
 // Backward has come to the pass: this is how long it was, and now it shows what offload has done for it.
 void EngineState::turned(Tape& tape) {
   const Timetable* timetable = tape.timetable();
-  if (timetable != nullptr && (timetable->tensors() != static_cast<int64_t>(tape.tensors()) ||
-                               timetable->storages() != tape.storages_saved())) {
+  if (timetable != nullptr &&
+      (timetable->length() != static_cast<int64_t>(tape.length()) || timetable->storages() != tape.storages_saved())) {
     drop_timetable(tape);
   }
   learned_ = PassShape{tape.runs(), tape.bytes()};
-  expected_tensors_ = tape.tensors();
+  expected_length_ = tape.length();
   Bytes left, freed;
   std::vector<Bytes> held(units_.size());
   tape.for_each_storage([&](const SavedStorage& storage) {

@@ -61,13 +61,22 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
   void leave(int32_t unit, int64_t begin_ns, int64_t saved, int64_t kept) noexcept;
   int64_t run() const { return run_; }  // locked: number of the latest run of any unit
 
+  // What runs after the units has run, as this call of it: a waypoint of the pass that this thread is in, if any.
+  void after_units(uint64_t call);
+
+  // The tape has come to the storage or waypoint with this number. Locked.
+  void came_to(Tape& tape, int64_t number, Bytes size, Moment& now);
   // Decides where a new storage goes, and acts. Locked.
   void saved(SavedStorage& storage, Tape& tape, Moment& now);
   void saved_again(SavedStorage& storage, const Tape& tape, int32_t unit);  // locked
+  // Sends away what can no longer be in the tail, then lets go of what is on its way out. Locked.
+  void settle(Moment& now);
 
   // ---- backward
   void begin_backward(int32_t unit);
   void end_backward(int32_t unit);
+  // Backward has come to the output of this call.
+  void before_units(uint64_t call);
   // The rest is locked.
   void turned(Tape& tape);
   void reloaded(const SavedStorage& storage, bool late);
@@ -95,7 +104,6 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
   void make_timetable();
   void drop_timetable(Tape& tape);
   void launch(SavedStorage& storage, Moment& now);
-  void settle(Moment& now);
   void relieve(Moment& now);
   Departure::Tail tail() const;
   Bytes release_window() const { return release_window_.size(); }  // never more than max_in_flight
@@ -114,8 +122,15 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
   bool stopped_ = false;
   trace::Recorder* recorder_;  // null once the engine has stopped
   Threads current_;            // one per thread that runs forward
+  // Calls that are waypoints of passes whose backward may come.
+  struct Waypoint {
+    uint64_t call;
+    std::weak_ptr<Tape> tape;
+    int64_t position;
+  };
+  std::vector<Waypoint> waypoints_;
   std::optional<PassShape> learned_;
-  size_t expected_tensors_ = 0;  // of a pass
+  size_t expected_length_ = 0;  // of a tape
   Departure departure_{{}, std::nullopt};
   int64_t run_ = 0;
   Bytes saved_;  // of all storages so far

@@ -99,10 +99,33 @@ Place Tape::append(SavedStorage& storage) {
   return {&storage, static_cast<int64_t>(slots_.size()) - 1, storage.join()};
 }
 
+int64_t Tape::add_waypoint() {
+  Moment now = link_->now();
+  const int64_t number = storages_saved_++;
+  slots_.push_back({nullptr, runs_ - 1});
+  engine_->came_to(*this, number, Bytes(0), now);
+  engine_->settle(now);
+  return static_cast<int64_t>(slots_.size()) - 1;
+}
+
+void Tape::turn() {
+  if (!std::exchange(turned_, true)) engine_->turned(*this);
+}
+
+void Tape::come_by(int64_t waypoint) {
+  if (!link_->overlaps()) return;
+  turn();
+  Moment now = link_->now();
+  ScopeExit forget_loads([this] { loads_.clear(); });
+  prefetch(waypoint);
+  start_loads(now);
+  if (timed_) link_->in_stalls().add_point(now.event(), Bytes(0), number_, waypoint);
+}
+
 Unpacked Tape::unpack(Place& place) {
   const MutexLock lock(engine_->mutex);
   SavedStorage& storage = *place.storage;
-  if (!std::exchange(turned_, true)) engine_->turned(*this);
+  turn();
   Moment now = link_->now();
   {
     ScopeExit forget_loads([this] { loads_.clear(); });

@@ -81,4 +81,12 @@ void OffloadHook::around_forward(const autograd::UnitCall& /*call*/, c10::functi
 void OffloadHook::before_backward(const autograd::UnitCall& /*call*/) { engine_->begin_backward(unit_); }
 void OffloadHook::after_backward(const autograd::UnitCall& /*call*/) { engine_->end_backward(unit_); }
 
+void AfterUnitsHook::around_forward(const autograd::UnitCall& call, c10::function_ref<void()> body) {
+  body();
+  if (!c10::GradMode::is_enabled() || autograd::current_backward() != autograd::kNoBackward) return;
+  engine_->after_units(call.id);
+}
+
+void AfterUnitsHook::before_backward(const autograd::UnitCall& call) { engine_->before_units(call.id); }
+
 }  // namespace neap::offload

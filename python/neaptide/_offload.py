@@ -68,7 +68,8 @@ class Offload(_Statistics):
         chosen = _units.select(model, modules, "offload")
         try:
             units = [(name, self._acquire(module)) for name, module in chosen]
-            self._engine.attach(id(model), units, _tensors_of(model))
+            after_units = [(name, self._acquire(module)) for name, module in _units.after(model, chosen)]
+            self._engine.attach(id(model), units, _tensors_of(model), after_units)
         except BaseException:
             self.remove()
             raise

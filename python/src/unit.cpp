@@ -76,6 +76,7 @@ void bind_units(py::module_& module) {
         return autograd::select_units({std::move(modules), std::move(units), std::move(layers)}, patterns, section);
       },
       py::arg("modules"), py::arg("units"), py::arg("layers"), py::arg("patterns"), py::arg("section"));
+  module.def("units_after", &autograd::units_after, py::arg("units"), py::arg("chosen"));
 }
 
 }  // namespace neap::python

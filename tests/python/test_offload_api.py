@@ -186,6 +186,18 @@ def test_remove_gives_the_modules_back_and_backward_can_still_run():
     assert all(torch.equal(gradients[name], value) for name, value in plain.gradients[0].items())
 
 
+def test_what_runs_after_the_layers_is_watched_as_long_as_they_are():
+    model = llama()
+    kinds = {name: type(module) for name, module in model.named_modules()}
+    handle = nt.offload(model)
+    changed = [name for name, module in model.named_modules() if type(module) is not kinds[name]]
+    assert changed == [*(f"model.layers.{i}" for i in range(4)), "model.norm", "lm_head"]  # not `rotary_emb`
+    assert handle.units == changed[:4]
+    assert type(model.lm_head).__name__ == "Linear"
+    handle.remove()
+    assert {name: type(module) for name, module in model.named_modules()} == kinds
+
+
 def test_two_handles_on_one_model_share_its_modules():
     model = Chain()
     first = nt.offload(model, ["0-1"], min_bytes=0, keep_last=0)
