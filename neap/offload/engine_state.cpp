@@ -137,7 +137,9 @@ void EngineState::leave(int32_t unit, int64_t begin_ns, int64_t saved, int64_t k
 std::shared_ptr<Tape> EngineState::begin_pass() {
   refresh_device();
   if (link_ == nullptr) return nullptr;
-  learn();
+  end_measuring();
+  // With a timetable that serves there is time for it in backward, when the host is ahead of the device.
+  if (timetable_ == nullptr || times_wanted_) learn();
   departure_ = Departure(tail(), learned_);
   by_timetable_ = timetable_ != nullptr;
   // Times cost a little; a timetable that serves needs no new ones for a while.
@@ -173,10 +175,15 @@ void EngineState::refresh_device() {
   }
 }
 
-// What the passes before have shown by now.
+// What is measured from now on belongs to another pass.
+void EngineState::end_measuring() {
+  link_->out_stalls().end_pass(by_timetable_);
+  link_->in_stalls().end_pass(by_timetable_);
+}
+
+// What the passes that were measured have shown by now. Each event that is read takes the host a microsecond or so.
 void EngineState::learn() {
   const auto from = [this](StallMeter& stalls, LinkRate& rate, AdaptiveWindow& window, Slack& slack, PassTimes& times) {
-    stalls.end_pass(by_timetable_);
     bool news = false;
     while (auto pass = stalls.next_pass()) {
       if (pass->by_timetable) {
@@ -350,6 +357,7 @@ void EngineState::turned(Tape& tape) {
       (timetable->length() != static_cast<int64_t>(tape.length()) || timetable->storages() != tape.storages_saved())) {
     drop_timetable(tape);
   }
+  learn();
   learned_ = PassShape{tape.runs(), tape.bytes()};
   expected_length_ = tape.length();
   Bytes left, freed;
@@ -418,6 +426,7 @@ std::string EngineState::words(Piece piece) const {
 StepReport EngineState::take_report() {
   const MutexLock lock(mutex);
   if (link_ != nullptr) {
+    end_measuring();
     learn();
     report.exposed_wait_ns += link_->out_stalls().take_exposed_ns() + link_->in_stalls().take_exposed_ns();
     look({});

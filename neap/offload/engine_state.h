@@ -100,6 +100,7 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
   void remember(const std::vector<at::Tensor>& tensors);
   std::shared_ptr<Tape> begin_pass();
   void refresh_device();
+  void end_measuring();
   void learn();
   void make_timetable();
   void drop_timetable(Tape& tape);

@@ -89,6 +89,19 @@ TEST_F(TimetableRule, Rule7_FromTheSecondPassOnCopiesAreJustInTime) {
   }
 }
 
+// Each event that is read takes the host a microsecond, and at the begin of a step the device waits for the host.
+TEST_F(TimetableRule, Rule7_WhatAPassHasShownIsReadWhenTheHostIsAhead) {
+  const Step plain = step();
+  Engine engine;
+  engine.attach(*model_);
+  for (int i = 0; i < 3; ++i) step();
+  for (int i = 0; i < 3; ++i) {
+    // A question for each block of the host's remains: whether it is free again.
+    EXPECT_LE(step().counters.launch_bound_ns, plain.counters.launch_bound_ns + 1'000 * kUnits) << i;
+  }
+  EXPECT_EQ(engine.take_step_report().late_reloads, 0);
+}
+
 // With a head behind the units, which takes 2 ms each way and saves nothing.
 class TimetableRuleWithHead : public TimetableRule {
  protected:
