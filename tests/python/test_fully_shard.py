@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from forking_ranks import world_of_forks
 from rank_processes import end, rank_processes, under_torchrun
 from shard_processes import RANK, run
 
@@ -40,13 +41,12 @@ def test_a_rank_that_does_not_come_is_waited_for_as_long_as_was_said():
 
 
 def test_a_rank_that_fails_ends_the_others_with_its_reason():
-    with rank_processes([[sys.executable, RANK, "cpu", "leaving"]] * 2, LOCAL_WORLD_SIZE=2) as ranks:
-        (first, _, told), (second, _, own) = [end(process) for process in ranks]
+    (first, _, told), (second, _, own) = world_of_forks("shard_ranks", "cpu", "leaving")
     assert first != 0 and second != 0
     assert "ValueError: a bad sample" in own
     assert "rank 1 left: ValueError: a bad sample" in told
 
 
 def test_under_torchrun(tmp_path):
-    result = under_torchrun(2, [sys.executable, RANK, "cpu", "clipping"], tmp_path)
+    result = under_torchrun(2, [sys.executable, RANK, "cpu", "lifetime"], tmp_path)
     assert result.returncode == 0, result.stderr
