@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rank_processes import GIVE_UP, environment, free_port
 
-MODULES = ["shard_ranks", "distributed_rank", "transformers.models.llama.modeling_llama", "peft"]
+MODULES = ["shard_ranks", "accelerate_rank", "distributed_rank", "transformers.models.llama.modeling_llama", "peft"]
 
 
 def become_a_rank(folder, rank, variables):
