@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from neap_command import CONFIG, binary
+from neap_command import CONFIG, Workspace, binary
 from rank_processes import end, rank_processes
 from safetensors.numpy import load_file
 
@@ -186,10 +186,16 @@ def test_four_ranks_two_one_and_back_agree_within_rounding(workspace):
 # ---- bad checkpoints
 
 
-@pytest.fixture
-def trained(workspace):
+@pytest.fixture(scope="module")
+def two_steps(tmp_path_factory):
+    workspace = Workspace(tmp_path_factory.mktemp("trained"))
     train(workspace, 2, "run", "--train.steps=2", "--checkpoint.every=1")
     return workspace
+
+
+@pytest.fixture
+def trained(two_steps, tmp_path):
+    return two_steps.copied(tmp_path)
 
 
 def damage(path):

@@ -19,7 +19,7 @@ def test_a_tensor_and_its_transpose_are_moved_once(sim):
 
 
 def test_chunks_of_one_projection_are_moved_once(sim):
-    """HyperParallel's issue 185: each view was copied."""
+    """https://gitcode.com/mindspore/hyper-parallel/issues, number 185: each view was copied."""
 
     def function(w, x):
         q, k, v = (x @ torch.cat(list(w), 1)).chunk(3, -1)
