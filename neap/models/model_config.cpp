@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "neap/base/error.h"
+#include "neap/base/json_text.h"
 #include "neap/models/internal/config_parts.h"
 
 namespace neap::models {
@@ -109,7 +110,7 @@ void throw_if_any(const std::vector<std::string>& faults, std::string_view sourc
 }
 
 Json parse_object(std::string_view text, std::string_view source) {
-  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  auto json = parse_json<Json>(text);
   NEAP_CHECK(!json.is_discarded(), "[models] ", source, ": not JSON; is the file truncated?");
   NEAP_CHECK(json.is_object(), "[models] ", source, ": expected a JSON object; found ", json.type_name());
   return json;

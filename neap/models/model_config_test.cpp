@@ -8,6 +8,7 @@
 
 #include "neap/base/error.h"
 #include "testing/error_of.h"
+#include "testing/nested_json.h"
 
 namespace neap::models {
 namespace {
@@ -53,6 +54,15 @@ TEST(ModelConfig, ReadsTheRopeParametersOfTransformers5) {
   EXPECT_EQ(config.head_dim, 128);
   EXPECT_TRUE(config.qk_norm);
   EXPECT_FALSE(config.qkv_bias);
+  // Of a file that has both, transformers reads one.
+  const ModelConfig both = ModelConfig::from_json(
+      json_of("llama", "LlamaForCausalLM",
+              R"("rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {"rope_theta": 1000000},)"));
+  EXPECT_EQ(both.rope_theta, 1e4);
+  EXPECT_EQ(both.rope_scaling.factor, 2);
+  EXPECT_THAT(error_of_config(json_of("qwen3", "Qwen3ForCausalLM",
+                                      R"("rope_parameters": {"full_attention": {"rope_theta": 1000000}},)")),
+              HasSubstr("rope_parameters of its own for 'full_attention' is not supported"));
 }
 
 TEST(ModelConfig, KnowsTheBiasesAndWindowsOfEachFamily) {
@@ -85,6 +95,7 @@ TEST(ModelConfig, RefusesUnknownArchitecturesAndNamesTheKnownOnes) {
   EXPECT_THAT(error_of_config(R"({"vocab_size": 3})"), HasSubstr("model_type ''"));
   EXPECT_THAT(error_of_config("[1]"), HasSubstr("expected a JSON object"));
   EXPECT_THAT(error_of_config("{\"model_type\":"), HasSubstr("not JSON"));
+  EXPECT_THAT(error_of_config("{\"model_type\":" + testing::nested_json(1'000'000) + "}"), HasSubstr("not JSON"));
 }
 
 std::string deepseek_of(const std::string& extra) {

@@ -65,19 +65,21 @@ void read_scaling(JsonReader& rope, const ModelConfig& config, RopeScaling& scal
 
 }  // namespace
 
-// transformers 5 writes one object "rope_parameters", before it wrote "rope_theta" and "rope_scaling".
+// transformers 5 writes one object "rope_parameters", before it wrote "rope_theta" and "rope_scaling"; of both objects
+// it reads the older alone.
 void read_rope(JsonReader& reader, ModelConfig& config) {
   reader.read("rope_theta", config.rope_theta);
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    if (!reader.has(key)) continue;
-    if (!reader.at(key).is_object()) {
-      reader.fault(key, "is not an object");
-      continue;
+    if (!reader.has(key) || reader.at(key).empty()) continue;
+    const auto& object = reader.at(key);
+    if (!object.is_object()) return reader.fault(key, "is not an object");
+    for (const auto& [name, value] : object.items()) {
+      if (value.is_object()) return reader.fault(key, concat("of its own for '", name, "' is not supported"));
     }
     JsonReader rope = reader.inner(key);
     rope.read("rope_theta", config.rope_theta);
     rope.expect("partial_rotary_factor", 1.0);
-    read_scaling(rope, config, config.rope_scaling);
+    return read_scaling(rope, config, config.rope_scaling);
   }
 }
 
