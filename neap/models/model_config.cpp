@@ -137,6 +137,13 @@ void check_family(const Json& json, std::string_view source) {
 
 }  // namespace
 
+void internal::check_sizes(std::initializer_list<Size> sizes, const Expect& expect) {
+  for (const auto& [name, value, most] : sizes) {
+    expect(value > 0, concat(name, " must be positive; found ", value));
+    expect(value <= most, concat(name, " must be at most ", most, "; found ", value));
+  }
+}
+
 ModelConfig ModelConfig::from_json(std::string_view text, std::string_view source) {
   const Json json = parse_object(text, source);
   check_family(json, source);
@@ -176,18 +183,16 @@ void ModelConfig::validate(std::string_view source) const {
   const auto expect = [&](bool ok, auto... what) {
     if (!ok) faults.push_back(concat(what...));
   };
-  const std::pair<const char*, int64_t> positive[] = {
-      {"vocab_size", vocab_size},
-      {"hidden_size", hidden_size},
-      {"intermediate_size", intermediate_size},
-      {"num_hidden_layers", num_hidden_layers},
-      {"num_attention_heads", num_attention_heads},
-      {"num_key_value_heads", num_key_value_heads},
-      {"head_dim", head_dim},
-      {"max_position_embeddings", max_position_embeddings},
-      {"sliding_window", sliding_window.value_or(1)},
-  };
-  for (const auto& [name, value] : positive) expect(value > 0, name, " must be positive; found ", value);
+  internal::check_sizes({{"vocab_size", vocab_size, internal::kMostTokens},
+                         {"hidden_size", hidden_size, internal::kWidest},
+                         {"intermediate_size", intermediate_size, internal::kWidest},
+                         {"num_hidden_layers", num_hidden_layers, internal::kMostLayers},
+                         {"num_attention_heads", num_attention_heads, internal::kMostParts},
+                         {"num_key_value_heads", num_key_value_heads, internal::kMostParts},
+                         {"head_dim", head_dim, internal::kMostParts},
+                         {"max_position_embeddings", max_position_embeddings, internal::kAny},
+                         {"sliding_window", sliding_window.value_or(1), internal::kAny}},
+                        expect);
   expect(find_family(model_type) != nullptr, "model_type '", model_type, "' is not supported");
   const bool deepseek = model_type == kDeepseek;
   expect(latent_attention.has_value() == deepseek && experts.has_value() == deepseek,

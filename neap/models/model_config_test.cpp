@@ -196,6 +196,12 @@ TEST(ModelConfig, ListsImpossibleSizes) {
   EXPECT_THAT(testing::error_of([&] { config.validate(); }),
               AllOf(HasSubstr("multiple of num_key_value_heads (4)"), HasSubstr("head_dim must be even"),
                     HasSubstr("vocab_size must be positive; found 0")));
+  // What is made of sizes has to be a number, and a model of so many layers would never be there.
+  config.hidden_size = int64_t{1} << 60;
+  config.num_hidden_layers = 1'000'000'000;
+  EXPECT_THAT(testing::error_of([&] { config.validate(); }),
+              AllOf(HasSubstr("hidden_size must be at most 1048576; found 1152921504606846976"),
+                    HasSubstr("num_hidden_layers must be at most 16384; found 1000000000")));
 }
 
 TEST(ModelConfig, IsReadBackFromWhatItWrites) {

@@ -231,7 +231,7 @@ void take_steps(const RunConfig& config, const Shell& shell, const fs::path& dir
   std::optional<MetricsFile> metrics_file;
   std::optional<TensorBoardFile> events;
   if (writes(shell)) metrics_file.emplace(dir / "metrics.jsonl", checkpoints.start().steps);
-  if (writes(shell) && config.log.tensorboard) events.emplace(dir);
+  if (writes(shell) && config.log.tensorboard) events.emplace(dir, checkpoints.start().steps);
   Trainer trainer(trainer_parts(config, shell, assembly, input, checkpoints.start()), config.train, config.optim.clip);
   const auto taken = [&] { return Taken{.steps = trainer.steps_done(), .sequences = trainer.sequences_done()}; };
   StepExtras extras(config, input, shell, assembly);
