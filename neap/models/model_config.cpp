@@ -23,10 +23,12 @@ using Json = nlohmann::json;
 struct Family {
   std::string_view model_type;
   std::string_view architecture;
+  int64_t positions;  // what transformers assumes where config.json has no max_position_embeddings
 };
-constexpr std::array kFamilies = {Family{"llama", "LlamaForCausalLM"}, Family{"mistral", "MistralForCausalLM"},
-                                  Family{"qwen2", "Qwen2ForCausalLM"}, Family{"qwen3", "Qwen3ForCausalLM"},
-                                  Family{"deepseek_v3", "DeepseekV3ForCausalLM"}};
+constexpr std::array kFamilies = {
+    Family{"llama", "LlamaForCausalLM", 2048}, Family{"mistral", "MistralForCausalLM", 131072},
+    Family{"qwen2", "Qwen2ForCausalLM", 32768}, Family{"qwen3", "Qwen3ForCausalLM", 32768},
+    Family{"deepseek_v3", "DeepseekV3ForCausalLM", 4096}};
 constexpr std::string_view kDeepseek = "deepseek_v3";
 
 const Family* find_family(std::string_view model_type) {
@@ -91,7 +93,7 @@ void read_sizes(JsonReader& reader, ModelConfig& config) {
     config.head_dim = config.hidden_size / config.num_attention_heads;
   }
   reader.read("head_dim", config.head_dim);
-  if (config.model_type == kDeepseek) config.max_position_embeddings = 4096;  // transformers' default
+  config.max_position_embeddings = find_family(config.model_type)->positions;
   reader.read("max_position_embeddings", config.max_position_embeddings);
 }
 

@@ -77,6 +77,24 @@ TEST(ModelConfig, KnowsTheBiasesAndWindowsOfEachFamily) {
       std::nullopt);
 }
 
+TEST(ModelConfig, WithoutALengthEachFamilyHasItsOwn) {
+  // Yarn stretches from it.
+  constexpr const char* kYarn = R"("max_position_embeddings": null, "rope_scaling": {"type": "yarn", "factor": 4},)";
+  for (const auto& [type, architecture, positions] : {std::tuple{"llama", "LlamaForCausalLM", 2048},
+                                                      {"mistral", "MistralForCausalLM", 131072},
+                                                      {"qwen2", "Qwen2ForCausalLM", 32768},
+                                                      {"qwen3", "Qwen3ForCausalLM", 32768}}) {
+    const ModelConfig config = ModelConfig::from_json(json_of(type, architecture, kYarn));
+    EXPECT_EQ(config.max_position_embeddings, positions) << type;
+    EXPECT_EQ(config.rope_scaling.original_max_position_embeddings, positions) << type;
+  }
+  // One that stands outside of the object wins.
+  const ModelConfig outside = ModelConfig::from_json(
+      json_of("llama", "LlamaForCausalLM", R"("original_max_position_embeddings": 64, "rope_scaling": {"type": "yarn",
+      "factor": 4, "original_max_position_embeddings": 16},)"));
+  EXPECT_EQ(outside.rope_scaling.original_max_position_embeddings, 64);
+}
+
 TEST(ModelConfig, ListsEveryUnsupportedFieldAtOnce) {
   EXPECT_THAT(error_of_config(json_of("qwen2", "Qwen2ForCausalLM", R"("hidden_act": "gelu", "attention_dropout": 0.1,
       "rope_scaling": {"type": "dynamic", "factor": 4}, "use_sliding_window": true, "sliding_window": 16,
