@@ -12,6 +12,7 @@
 #include "neap/base/bytes.h"
 #include "neap/base/error.h"
 #include "neap/base/error_boundary.h"
+#include "neap/base/json_text.h"
 #include "neap/base/log.h"
 #include "neap/base/mutex.h"
 #include "neap/base/scope_exit.h"
@@ -154,6 +155,13 @@ TEST(Bytes, BadTextIsAUserErrorThatNamesOptionAndValue) {
     EXPECT_THAT(text, HasSubstr("offload.device_budget"));
     EXPECT_THAT(text, HasSubstr(std::string("'") + bad + "'"));
   }
+}
+
+TEST(JsonText, IsNoFurtherReadWhereItNestsTooDeeply) {
+  EXPECT_FALSE(nests_deeper(R"({"a": [[1], "]]]", "\"[[[[", "\\"], "b": {"c": []}})", 3));
+  EXPECT_TRUE(nests_deeper(R"({"a": [[1], [{"b": 1}]]})", 3));
+  EXPECT_FALSE(nests_deeper(R"([[1], [2], [3], [4], [5]])", 2));
+  EXPECT_FALSE(nests_deeper(R"("\)", 0));
 }
 
 TEST(Log, GoesToTheInstalledSink) {

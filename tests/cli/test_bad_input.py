@@ -71,6 +71,11 @@ def test_a_run_file_that_is_none(workspace, text, message):
         ("--device.index=1", "[device.index] expected less than device.count, which is 1; found 1"),
         ("--train.eval_every=2", "[train.eval_every] expected data.eval beside it"),
         ("--train.eval_batches=2", "[train.eval_batches] expected data.eval beside it"),
+        (
+            "--train.tokens=9223372036854775807",
+            "[train.tokens] expected at most 1000000000 steps of 64 tokens; found 9",
+        ),
+        ("--train.global_batch=4000000", "[train.global_batch] expected at most 1000000 times 2, train.batch: 2 of 1"),
         ("--train.global_batch=3", "[train.global_batch] expected a multiple of 2, train.batch: 2 of 1 rank; found 3"),
         ("--optim.momentum=0.9", "[optim.momentum] expected optim.type: sgd beside momentum"),
         ("--optim.nesterov=true", "[optim.nesterov] expected optim.momentum above 0 beside it"),
@@ -348,3 +353,40 @@ def test_a_bad_description_of_the_device_in_the_environment(workspace, monkeypat
 
 def test_a_run_directory_that_cannot_be_made(workspace):
     assert "[log.dir]" in workspace.train("--log.dir=text.txt/inside").error_line()
+
+
+def test_names_that_the_system_refuses_are_mistakes_and_not_bugs(workspace):
+    name = "x" * 300
+    for arguments, message in (
+        (["train", "run.yaml", f"--log.dir={name}"], f"[log.dir] {name} cannot be made: File name too long"),
+        (
+            ["train", "run.yaml", f"--checkpoint.resume={name}"],
+            "[checkpoint] expected a checkpoint, or a directory of",
+        ),
+        (
+            ["train", "run.yaml", "--checkpoint.every=1", f"--checkpoint.dir={name}"],
+            f"[files] expected that {name} can",
+        ),
+        (["checkpoint", "verify", name], "[checkpoint] expected a checkpoint, or a directory of them, at "),
+        (["inspect", name], "[models] expected a model directory; not found: "),
+    ):
+        assert workspace.run(*arguments).error_line().startswith(message)
+
+
+def test_keys_of_a_run_file_are_for_train_alone(workspace):
+    line = workspace.run("inspect", "model", "--train.steps=3").error_line()
+    assert line == "expected keys of a run file with neap train alone; found --train.steps"
+
+
+def test_json_that_nests_without_end(workspace):
+    """Whoever walks over such a value would run out of stack."""
+    deep = "[" * 1_000_000 + "]" * 1_000_000
+    model = workspace.path / "model"
+    header = f'{{"__metadata__": {{"a": {deep}}}}}'.encode()
+    (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert "its header is not a JSON object" in workspace.run("inspect", "model").error_line()
+    (model / "model.safetensors").unlink()
+    (model / "model.safetensors.index.json").write_text(f'{{"weight_map": {deep}}}')
+    assert "expected a JSON object with a weight_map" in workspace.run("inspect", "model").error_line()
+    (model / "config.json").write_text(json.dumps(CONFIG)[:-1] + f', "rms_norm_eps": {deep}}}')
+    assert "not JSON" in workspace.run("inspect", "model").error_line()

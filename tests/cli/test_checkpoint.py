@@ -274,6 +274,18 @@ def test_a_directory_that_cannot_be_written_ends_the_run(workspace):
     assert "text.txt/inside can be made" in result.err
 
 
+def test_what_a_run_has_begun_to_save_is_kept_when_it_ends_in_an_error(workspace):
+    process = workspace.start("train", "run.yaml", *CPU, "--train.steps=1000000", "--checkpoint.every=1")
+    while not (line := process.stdout.readline()).startswith("step 3/"):
+        assert line, process.stderr.read()
+    (workspace.path / "text.txt").write_bytes(b"cut")
+    process.stdout.read()
+    assert process.wait(timeout=120) == 2
+    assert "the file had 4000 bytes when it was opened" in process.stderr.read()
+    kept = sorted(path.name for path in (workspace.path / "out" / "checkpoints").iterdir())
+    assert kept[-1] == f"step-{len(workspace.metrics()):08}"
+
+
 def test_dry_run_reads_the_checkpoint_and_writes_nothing(trained):
     files = sorted(path.relative_to(trained.path) for path in trained.path.rglob("*"))
     result = trained.train(*CPU, "--dry-run", RESUME, "--log.dir=run")

@@ -315,6 +315,12 @@ def misuse(device):
         with torch.no_grad():
             model.lm_head.weight.mul_(2)
 
+    try:
+        handle.with_full_parameters(double)
+    except nt.UserError as error:
+        assert "'lm_head.weight' was written" in str(error), error
+    else:
+        raise AssertionError("what was written would be lost")
     handle.with_full_parameters(double, write_back=True)
     assert torch.equal(whole(handle)["lm_head.weight"], llama().lm_head.weight * 2)
     # An exception in a forward, alike on every rank, ends nothing.
