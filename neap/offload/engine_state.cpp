@@ -96,7 +96,7 @@ void EngineState::adopt_device(c10::Device device) {
 }
 
 std::shared_ptr<Tape> EngineState::enter(int32_t unit, const std::shared_ptr<Tape>& within) {
-  const MutexLock lock(mutex);
+  const EngineLock lock(*this);
   if (stopped_) return nullptr;
   if (within != nullptr) return within;  // a unit inside a unit is part of its run
   auto current = of_this_thread();
@@ -131,7 +131,7 @@ void EngineState::leave(int32_t unit, int64_t begin_ns, int64_t saved, int64_t k
   const int64_t now = link_->device().now_ns();
   recorder_->span("offload/forward", name, begin_ns, now, {{"saved", saved}, {"kept", kept}});
   recorder_->counter("offload/bytes", "in flight", now, static_cast<double>(in_flight_.bytes().count));
-  recorder_->counter("offload/bytes", "away", now, static_cast<double>(away.count));
+  recorder_->counter("offload/bytes", "away", now, static_cast<double>(ledger.away.count));
 }
 
 std::shared_ptr<Tape> EngineState::begin_pass() {
@@ -378,7 +378,7 @@ Prefetcher::Reach EngineState::reach(int64_t run) const {
 
 void EngineState::look(Piece next) {
   if (link_ == nullptr) return;
-  if (const auto stats = link_->device().memory_stats()) peak_.look(stats->allocated_peak, away, next);
+  if (const auto stats = link_->device().memory_stats()) peak_.look(stats->allocated_peak, ledger.away, next);
 }
 
 std::string EngineState::words(Piece piece) const {
@@ -398,7 +398,7 @@ std::string EngineState::words(Piece piece) const {
 }
 
 StepReport EngineState::take_report() {
-  const MutexLock lock(mutex);
+  const EngineLock lock(*this);
   if (link_ != nullptr) {
     learn();
     report.exposed_wait_ns += link_->out_stalls().take_exposed_ns() + link_->in_stalls().take_exposed_ns();
@@ -424,7 +424,7 @@ StepReport EngineState::take_report() {
 }
 
 memory::PoolCounters EngineState::host_counters() {
-  const MutexLock lock(mutex);
+  const EngineLock lock(*this);
   return pool_ == nullptr ? memory::PoolCounters{} : pool_->counters();
 }
 

@@ -1,10 +1,13 @@
 """What is hard about saved tensors: shared storages, changes in place, graphs that are used twice, late or never."""
 
+import contextlib
 import gc
 
 import pytest
 import torch
 from function_nets import DEPTH, ONE, SIDE, assert_same_gradients, loss_of, mlp, nets, rows
+
+import neaptide as nt
 
 
 def test_a_tensor_and_its_transpose_are_moved_once(sim):
@@ -142,3 +145,18 @@ def test_two_forwards_before_their_backward(sim, order):
     for net in (plain, ours):
         loss_of(net, 5).backward()
     assert_same_gradients(ours, plain)
+
+
+@pytest.mark.parametrize("offset", [0, 2, 4])
+def test_memory_that_is_not_aligned_to_its_elements(offset):
+    """As a reader of files hands it out, over bytes of its own."""
+    memory = bytearray(offset) + torch.randn(64 * 64).numpy().tobytes()
+    weight = torch.randn(64, 64, requires_grad=True)
+    losses = []
+    for around in (contextlib.nullcontext(), nt.offload_scope(min_bytes=0, keep_last=0)):
+        x = torch.frombuffer(memory, dtype=torch.float32, count=64 * 64, offset=offset).view(64, 64)
+        with around:
+            losses.append((x @ weight).square().sum())
+        del x  # the engine alone has it
+    plain, ours = (torch.autograd.grad(loss, weight)[0] for loss in losses)
+    torch.testing.assert_close(ours, plain)
