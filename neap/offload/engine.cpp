@@ -40,6 +40,8 @@ class Engine::Impl {
 
   void attach(const autograd::ModelUnits& model) {
     const MutexLock lock(mutex_);
+    // Of hook points that have gone others may have the address.
+    std::erase_if(attached_, [](const AttachedUnit& unit) { return !unit.handle.attached(); });
     check_model(model.identity);
     check_count(model.units);
 

@@ -17,6 +17,11 @@ constexpr Bytes kFirstWindow{int64_t{16} << 20};
 constexpr int64_t kTimedEvery = 16;
 constexpr Bytes kNoLimit{int64_t{1} << 60};
 
+// A pool takes no larger one.
+std::optional<Bytes> host_limit(const Options& options) {
+  return options.host_limit ? std::optional(std::min(*options.host_limit, kNoLimit)) : std::nullopt;
+}
+
 // A pool with a limit must be able to use it: slabs that are small against it.
 Bytes slab_size(const Options& options) {
   const Bytes usual = memory::HostPool::Options{}.slab_size;
@@ -165,11 +170,12 @@ void EngineState::refresh_device() {
   link_ = std::make_shared<Link>(found, options.mode == Mode::kAsync);
   if (pool_ == nullptr || (own_pool_ && pool_->options().device != found.c10_device())) {
     own_pool_ = true;
-    pool_ = std::make_shared<memory::HostPool>(memory::HostPool::Options{.slab_size = slab_size(options),
-                                                                         .cache_limit = options.host_cache_limit,
-                                                                         .host_limit = options.host_limit,
-                                                                         .pin = options.pin,
-                                                                         .device = found.c10_device()});
+    pool_ = std::make_shared<memory::HostPool>(
+        memory::HostPool::Options{.slab_size = slab_size(options),
+                                  .cache_limit = std::min(options.host_cache_limit, kNoLimit),
+                                  .host_limit = host_limit(options),
+                                  .pin = options.pin,
+                                  .device = found.c10_device()});
   }
 }
 
@@ -250,7 +256,9 @@ void EngineState::saved(SavedStorage& storage, Tape& tape, Moment& now) {
 }
 
 // Its use in backward has come nearer to the end of the pass.
-void EngineState::saved_again(SavedStorage& storage, const Tape& tape, int32_t unit) {
+void EngineState::saved_again(SavedStorage& storage, Tape& tape, int32_t unit) {
+  // The timetable ends where the pass did when its backward began.
+  if (tape.turned() && tape.timetable() != nullptr) drop_timetable(tape);
   units_[static_cast<size_t>(unit)].hit = true;
   if (waiting_.contains(storage)) {
     waiting_.remove(storage);

@@ -67,7 +67,7 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
 
   // Decides where a new storage goes, and acts. Locked.
   void saved(SavedStorage& storage, Tape& tape, Moment& now);
-  void saved_again(SavedStorage& storage, const Tape& tape, int32_t unit);  // locked
+  void saved_again(SavedStorage& storage, Tape& tape, int32_t unit);  // locked
 
   // ---- backward
   void begin_backward(int32_t unit);

@@ -135,7 +135,7 @@ void SavedStorage::load(c10::Storage target, StallMeter::Begun begun, Link& link
   is_reload_ = true;
   home_ = now.stream();
   load_begun_ = begun;
-  waited_by_.reset();
+  waited_by_ = link.overlaps() ? std::nullopt : std::optional(home_);  // the copy is work of that stream
   begin_generation();
   let_go_ordered_ = !link.overlaps();
   if (!link.overlaps()) become(StorageState::kReloaded);
@@ -143,7 +143,7 @@ void SavedStorage::load(c10::Storage target, StallMeter::Begun begun, Link& link
 
 const c10::Storage& SavedStorage::use(Link& link, Moment& now) {
   NEAP_ASSERT(state_ != StorageState::kHost, "no device memory to use");
-  if (is_reload_ && link.overlaps() && !(waited_by_ && *waited_by_ == now.stream())) {
+  if (is_reload_ && !(waited_by_ && *waited_by_ == now.stream())) {
     if (state_ == StorageState::kCopyingIn) link.in_stalls().add_wait(now.event(), loaded_, size(), load_begun_);
     now.stream().wait(loaded_);
     if (!(now.stream() == home_)) link.device().record_on_stream(device_.data_ptr(), now.stream());

@@ -2,10 +2,12 @@
 
 import contextlib
 import gc
+import weakref
 
 import pytest
 import torch
 from function_nets import DEPTH, ONE, SIDE, assert_same_gradients, loss_of, mlp, nets, rows
+from training import Chain
 
 import neaptide as nt
 
@@ -160,3 +162,63 @@ def test_memory_that_is_not_aligned_to_its_elements(offset):
         del x  # the engine alone has it
     plain, ours = (torch.autograd.grad(loss, weight)[0] for loss in losses)
     torch.testing.assert_close(ours, plain)
+
+
+def test_a_parameter_whose_data_is_exchanged_before_backward(device):
+    """As it is where parameters are gathered for each use: backward uses what is there then, and the former is gone."""
+    found, gone = [], []
+    for around in (contextlib.nullcontext(), nt.offload_scope(min_bytes=0, keep_last=0)):
+        x = torch.ones(8, 8, device=device, requires_grad=True)
+        weight = torch.nn.Parameter(torch.ones(8, 8, device=device))
+        weakref.finalize(weight.data.untyped_storage(), gone.append, around)
+        with around:
+            y = x @ weight
+        weight.data = weight.data * 2
+        assert gone[-1:] == [around]
+        y.sum().backward()
+        found.append(x.grad)
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_work_on_several_streams(sim, mode):
+    """What one stream saved another one brings back, or uses; the fixture looks for hazards."""
+    streams = sim.Stream(), sim.Stream()
+    layers = Chain().to("sim").layers
+    handle = nt.offload(layers, mode=mode, min_bytes=0, max_in_flight=0, keep_last=1)
+    scope = nt.offload_scope(mode=mode, min_bytes=0, max_in_flight=0, keep_last=0)
+    start = torch.randn(32, 32, device="sim")
+    weight = torch.randn(32, 32, device="sim", requires_grad=True)
+    sim.synchronize()
+
+    def in_turns():
+        x, before = start, sim.current_stream()
+        for i, layer in enumerate(layers):
+            streams[i % 2].wait_stream(before)
+            x.record_stream(streams[i % 2])
+            with sim.stream(streams[i % 2]):
+                x, before = layer(x), streams[i % 2]
+        return x, before
+
+    def side_by_side():
+        with sim.stream(streams[0]):
+            x = weight * 2
+            y = x * x
+        streams[1].wait_stream(streams[0])
+        x.record_stream(streams[1])
+        y.record_stream(streams[1])
+        with sim.stream(streams[1]):
+            return (x.sin() * y).exp(), streams[1]
+
+    for run, around in ((in_turns, contextlib.nullcontext()), (side_by_side, scope)):
+        for _ in range(2):
+            with around:
+                y, last = run()
+                sim.current_stream().wait_stream(last)
+                y.record_stream(sim.current_stream())
+                loss = y.sum()
+            del y
+            loss.backward()
+            sim.synchronize()
+    assert all(each.take_step_report().reloaded_storages > 0 for each in (handle, scope))
+    layers.zero_grad()

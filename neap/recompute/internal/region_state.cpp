@@ -45,7 +45,7 @@ class CapturePolicy final : public autograd::SavedTensorPolicy {
       std::exchange(policy_, nullptr)->take(kept_);
     }
     at::Tensor call_unpack_hook() override {
-      kept_.version.check(kept_.tensor.options(), kept_.tensor.sizes());
+      kept_.version.check(kept_.tensor);
       return kept_.tensor;
     }
 
@@ -220,7 +220,7 @@ std::vector<Captured> RegionState::run_again() {
 at::Tensor RegionState::check_unchanged(const Captured& captured, std::size_t index) const {
   const SavedTensor& first = saved_[index];
   first.version.check(first.options, first.sizes);
-  captured.version.check(captured.tensor.options(), captured.tensor.sizes());
+  captured.version.check(captured.tensor);
   return captured.tensor;
 }
 
