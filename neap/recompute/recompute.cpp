@@ -59,6 +59,7 @@ class Recompute::Impl {
 
   ~Impl() {
     detach();
+    const MutexLock lock(shared_->recording);
     shared_->recorder = nullptr;
   }
 

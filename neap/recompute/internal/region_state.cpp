@@ -211,8 +211,11 @@ std::vector<Captured> RegionState::run_again() {
   // While the first run is under way, the second one gets further than it.
   check_second_run(name_, saved_, capture.captured, complete_ ? capture.surplus : 0);
   shared_->reruns.fetch_add(1, std::memory_order_relaxed);
-  if (trace::Recorder* recorder = shared_->recorder.load()) {
-    recorder->span("recompute/second runs", name_, begin_ns, device.now_ns(), {{"tensors", saved_.size()}});
+  {
+    const MutexLock lock(shared_->recording);  // until the span is written nobody lets the recorder go
+    if (trace::Recorder* recorder = shared_->recorder) {
+      recorder->span("recompute/second runs", name_, begin_ns, device.now_ns(), {{"tensors", saved_.size()}});
+    }
   }
   return std::move(capture.captured);
 }
