@@ -161,7 +161,7 @@ void EngineState::refresh_device() {
     if (!impl) continue;
     const at::Tensor tensor(impl);
     residents.add(tensor);
-    if (!device) device = tensor.device();
+    if (!device || (device->is_cpu() && !tensor.is_meta())) device = tensor.device();
   }
   if (!device) device = adopted_device_;
   if (!device) return;

@@ -43,7 +43,7 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
 
   // ---- set up
   // The tensors that are never offloaded, wherever their storages may be moved to later. The device is that of the
-  // first of them, or, for a model without any, of the first tensor that it saves.
+  // first of them, or, for a model without any, of the first tensor that it saves; an accelerator goes before the CPU.
   // `list_again` gives them anew when some have gone; may be empty.
   void set_model(const std::vector<at::Tensor>& parameters_and_buffers, ListTensors list_again);
   int32_t add_unit(std::string name);

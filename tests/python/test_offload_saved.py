@@ -222,3 +222,22 @@ def test_work_on_several_streams(sim, mode):
             sim.synchronize()
     assert all(each.take_step_report().reloaded_storages > 0 for each in (handle, scope))
     layers.zero_grad()
+
+
+def test_what_is_on_the_cpu_does_not_decide_which_device_it_is_about(sim):
+    scope = nt.offload_scope(min_bytes=0, keep_last=0)
+    x = torch.randn(64, 64, device="sim", requires_grad=True)
+    for _ in range(2):
+        scope.take_step_report()
+        with scope:
+            loss = (x * torch.tensor(0.5)).sin().sum()
+        loss.backward()
+    assert scope.take_step_report().offloaded_bytes == 64 * 64 * 4
+
+    model = Chain()
+    model.layers[1:].to("sim")
+    model.layers[1].register_forward_pre_hook(lambda _module, inputs: inputs[0].to("sim"))
+    handle = nt.offload(model, min_bytes=0, keep_last=0)
+    model(torch.randn(32, 32)).sum().backward()
+    assert handle.take_step_report().offloaded_storages == 4
+    model.zero_grad()
