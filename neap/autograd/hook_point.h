@@ -188,10 +188,7 @@ class KeptArguments {
   // Throws what autograd throws if a tensor has changed.
   const std::tuple<Args...>& get() const {
     auto stamp = stamps_.begin();
-    for_each_tensor(values_, [&](const at::Tensor& tensor) {
-      const VersionStamp& taken = *stamp++;
-      if (tensor.defined()) taken.check(tensor.options(), tensor.sizes());
-    });
+    for_each_tensor(values_, [&](const at::Tensor& tensor) { (stamp++)->check(tensor); });
     return values_;
   }
 

@@ -173,6 +173,23 @@ TEST(Log, GoesToTheInstalledSink) {
   EXPECT_EQ(seen, std::vector<std::string>{"2kept 3 tensors"});
 }
 
+TEST(Log, WaitsUntilTheOutermostThatHoldsItHasGone) {
+  std::vector<std::string> seen;
+  LogSink former = set_log_sink([&](LogLevel /*level*/, const std::string& text) { seen.push_back(text); });
+  {
+    const HoldMessages outer;
+    log_info("first");
+    {
+      const HoldMessages inner;
+      log_info("second");
+    }
+    std::thread([] { log_info("another thread's"); }).join();
+    EXPECT_EQ(seen, std::vector<std::string>{"another thread's"});
+  }
+  set_log_sink(std::move(former));
+  EXPECT_EQ(seen, (std::vector<std::string>{"another thread's", "first", "second"}));
+}
+
 TEST(Mutex, ACondVarHandsTheLockBack) {
   Mutex mutex;
   CondVar condition;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "neap/autograd/hook_point.h"
@@ -11,6 +12,7 @@
 #include "neap/autograd/op_name.h"
 #include "neap/autograd/saved_tensor_scope.h"
 #include "neap/base/error.h"
+#include "neap/base/log.h"
 #include "neap/offload/engine_state.h"
 #include "neap/offload/unit_hook.h"
 
@@ -38,6 +40,8 @@ class Engine::Impl {
 
   void attach(const autograd::ModelUnits& model) {
     const MutexLock lock(mutex_);
+    // Of hook points that have gone others may have the address.
+    std::erase_if(attached_, [](const AttachedUnit& unit) { return !unit.handle.attached(); });
     check_model(model.identity);
     check_count(model.units);
 
@@ -139,6 +143,7 @@ memory::PoolCounters Engine::host_counters() const { return impl_->state().host_
 
 // Destroyed from its end: the scope is closed before what answers for it.
 struct Scope::Open {
+  const std::thread::id thread = std::this_thread::get_id();
   std::optional<PackScope> policy;
   std::optional<autograd::OpNames> names;
   std::optional<autograd::SavedTensorScope> scope;
@@ -150,6 +155,12 @@ Scope::Scope(Engine& engine) : open_(std::make_unique<Open>()) {
   if (engine.options().policy) open_->names.emplace();
   open_->scope.emplace(&*open_->policy);
 }
-Scope::~Scope() = default;
+Scope::~Scope() {
+  if (!open_->scope || open_->thread == std::this_thread::get_id()) return;
+  (void)open_.release();  // the other thread goes through it whenever it saves a tensor
+  log_error(
+      "[offload] expected a scope to be left on the thread that entered it; found it left on another; what that thread "
+      "saves is offloaded from now on; begin and end a scope on one thread");
+}
 
 }  // namespace neap::offload

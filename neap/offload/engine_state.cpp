@@ -17,6 +17,11 @@ constexpr Bytes kFirstWindow{int64_t{16} << 20};
 constexpr int64_t kTimedEvery = 16;
 constexpr Bytes kNoLimit{int64_t{1} << 60};
 
+// A pool takes no larger one.
+std::optional<Bytes> host_limit(const Options& options) {
+  return options.host_limit ? std::optional(std::min(*options.host_limit, kNoLimit)) : std::nullopt;
+}
+
 // A pool with a limit must be able to use it: slabs that are small against it.
 Bytes slab_size(const Options& options) {
   const Bytes usual = memory::HostPool::Options{}.slab_size;
@@ -96,7 +101,7 @@ void EngineState::adopt_device(c10::Device device) {
 }
 
 std::shared_ptr<Tape> EngineState::enter(int32_t unit, const std::shared_ptr<Tape>& within) {
-  const MutexLock lock(mutex);
+  const EngineLock lock(*this);
   if (stopped_) return nullptr;
   if (within != nullptr) return within;  // a unit inside a unit is part of its run
   auto current = of_this_thread();
@@ -131,7 +136,7 @@ void EngineState::leave(int32_t unit, int64_t begin_ns, int64_t saved, int64_t k
   const int64_t now = link_->device().now_ns();
   recorder_->span("offload/forward", name, begin_ns, now, {{"saved", saved}, {"kept", kept}});
   recorder_->counter("offload/bytes", "in flight", now, static_cast<double>(in_flight_.bytes().count));
-  recorder_->counter("offload/bytes", "away", now, static_cast<double>(away.count));
+  recorder_->counter("offload/bytes", "away", now, static_cast<double>(ledger.away.count));
 }
 
 std::shared_ptr<Tape> EngineState::begin_pass() {
@@ -158,7 +163,7 @@ void EngineState::refresh_device() {
     if (!impl) continue;
     const at::Tensor tensor(impl);
     residents.add(tensor);
-    if (!device) device = tensor.device();
+    if (!device || (device->is_cpu() && !tensor.is_meta())) device = tensor.device();
   }
   if (!device) device = adopted_device_;
   if (!device) return;
@@ -167,11 +172,12 @@ void EngineState::refresh_device() {
   link_ = std::make_shared<Link>(found, options.mode == Mode::kAsync);
   if (pool_ == nullptr || (own_pool_ && pool_->options().device != found.c10_device())) {
     own_pool_ = true;
-    pool_ = std::make_shared<memory::HostPool>(memory::HostPool::Options{.slab_size = slab_size(options),
-                                                                         .cache_limit = options.host_cache_limit,
-                                                                         .host_limit = options.host_limit,
-                                                                         .pin = options.pin,
-                                                                         .device = found.c10_device()});
+    pool_ = std::make_shared<memory::HostPool>(
+        memory::HostPool::Options{.slab_size = slab_size(options),
+                                  .cache_limit = std::min(options.host_cache_limit, kNoLimit),
+                                  .host_limit = host_limit(options),
+                                  .pin = options.pin,
+                                  .device = found.c10_device()});
   }
 }
 
@@ -242,7 +248,7 @@ Departure::Tail EngineState::tail() const {
 }
 
 void EngineState::after_units(uint64_t call) {
-  const MutexLock lock(mutex);
+  const EngineLock lock(*this);
   const auto current = of_this_thread();
   if (current == current_.end() || (*current)->turned()) return;
   std::erase_if(waypoints_, [](const Waypoint& waypoint) { return waypoint.tape.expired(); });
@@ -250,7 +256,7 @@ void EngineState::after_units(uint64_t call) {
 }
 
 void EngineState::before_units(uint64_t call) {
-  const MutexLock lock(mutex);
+  const EngineLock lock(*this);
   const auto waypoint = std::ranges::find(waypoints_, call, &Waypoint::call);
   if (waypoint == waypoints_.end()) return;
   if (const auto tape = waypoint->tape.lock()) tape->come_by(waypoint->position);
@@ -276,7 +282,9 @@ void EngineState::saved(SavedStorage& storage, Tape& tape, Moment& now) {
 }
 
 // Its use in backward has come nearer to the end of the pass.
-void EngineState::saved_again(SavedStorage& storage, const Tape& tape, int32_t unit) {
+void EngineState::saved_again(SavedStorage& storage, Tape& tape, int32_t unit) {
+  // The timetable ends where the pass did when its backward began.
+  if (tape.turned() && tape.timetable() != nullptr) drop_timetable(tape);
   units_[static_cast<size_t>(unit)].hit = true;
   if (waiting_.contains(storage)) {
     waiting_.remove(storage);
@@ -404,7 +412,7 @@ Prefetcher::Reach EngineState::reach(int64_t run) const {
 
 void EngineState::look(Piece next) {
   if (link_ == nullptr) return;
-  if (const auto stats = link_->device().memory_stats()) peak_.look(stats->allocated_peak, away, next);
+  if (const auto stats = link_->device().memory_stats()) peak_.look(stats->allocated_peak, ledger.away, next);
 }
 
 std::string EngineState::words(Piece piece) const {
@@ -424,7 +432,7 @@ std::string EngineState::words(Piece piece) const {
 }
 
 StepReport EngineState::take_report() {
-  const MutexLock lock(mutex);
+  const EngineLock lock(*this);
   if (link_ != nullptr) {
     end_measuring();
     learn();
@@ -451,7 +459,7 @@ StepReport EngineState::take_report() {
 }
 
 memory::PoolCounters EngineState::host_counters() {
-  const MutexLock lock(mutex);
+  const EngineLock lock(*this);
   return pool_ == nullptr ? memory::PoolCounters{} : pool_->counters();
 }
 

@@ -192,6 +192,24 @@ TEST_F(TimetableRule, Rule10_AKeptGraphIsReadTwiceByTheSameTimetable) {
   EXPECT_LE(engine.take_step_report().late_reloads, 1);
 }
 
+// What is saved once backward has begun has no place in the timetable, which ends with the pass as it was then.
+TEST_F(TimetableRule, Rule10_APassMayGoOnAfterItsBackward) {
+  Engine engine;
+  const auto run = [&](bool goes_on) {
+    const Scope scope(engine);
+    const at::Tensor y = model_->forward(input_);
+    y.sum().backward({}, /*keep_graph=*/goes_on);
+    for (int i = 0; goes_on && i < 8; ++i) (y * weights_[0]).sum().backward({}, /*keep_graph=*/true);
+    const at::Tensor grad = weights_[0].grad().cpu();
+    for (const at::Tensor& w : weights_) w.mutable_grad().reset();
+    return grad;
+  };
+  const at::Tensor expected = run(/*goes_on=*/true);
+  for (int i = 0; i < 3; ++i) (void)run(/*goes_on=*/false);
+  EXPECT_LT(engine.take_step_report().prefetch_window, 16_MiB) << "there is no timetable";
+  EXPECT_TRUE(bit_equal(run(/*goes_on=*/true), expected));
+}
+
 // Two micro-batches before their backward: no timetable can be made of times that belong to both.
 TEST_F(TimetableRule, Rule11_TwoPassesAtOnceAreRight) {
   Tensors expected;

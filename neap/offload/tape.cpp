@@ -50,7 +50,7 @@ Place Tape::pack(const at::Tensor& tensor, int32_t unit) {
   const bool takes_all = 2 * own.size() >= whole.size();
 
   std::unique_ptr<SavedStorage> created;  // if an exception comes, destroyed after the lock has been given back
-  const MutexLock lock(engine_->mutex);
+  const EngineLock lock(*engine_);
   StorageKey key{autograd::StorageIdentity(tensor), whole};
   size_t hash = hash_of(key);
   SavedStorage* known = find(key, hash);
@@ -73,7 +73,7 @@ Place Tape::pack(const at::Tensor& tensor, int32_t unit) {
 
   Moment now = link_->now();
   created =
-      std::make_unique<SavedStorage>(shared_from_this(), std::move(key), storage, now.stream(), unit, engine_->away);
+      std::make_unique<SavedStorage>(shared_from_this(), std::move(key), storage, now.stream(), unit, engine_->ledger);
   created->run = engine_->run();
   created->number = storages_saved_++;
   storages_.insert(*created, hash);
@@ -82,6 +82,7 @@ Place Tape::pack(const at::Tensor& tensor, int32_t unit) {
   } catch (...) {
     storages_.erase(*created);
     engine_->leave_queues(*created);
+    created->retire();
     --storages_saved_;
     throw;
   }
@@ -123,7 +124,7 @@ void Tape::come_by(int64_t waypoint) {
 }
 
 Unpacked Tape::unpack(Place& place) {
-  const MutexLock lock(engine_->mutex);
+  const EngineLock lock(*engine_);
   SavedStorage& storage = *place.storage;
   turn();
   Moment now = link_->now();
@@ -216,7 +217,7 @@ void Tape::forget(Place& place) noexcept {
   std::unique_ptr<SavedStorage> last;  // destroyed after the lock has been given back: it may own the tape
   SavedStorage& storage = *std::exchange(place.storage, nullptr);
   Tape* tape = storage.tape().get();
-  const MutexLock lock(tape->engine_->mutex);
+  const EngineLock lock(*tape->engine_);
   tape->slots_[static_cast<size_t>(place.position)].storage = nullptr;
   storage.leave(place.used_generation);
   if (storage.views() == 0) {
@@ -224,6 +225,7 @@ void Tape::forget(Place& place) noexcept {
     tape->count_used(storage);
     tape->storages_.erase(storage);
     tape->engine_->leave_queues(storage);
+    storage.retire();
   } else if (storage.state() == StorageState::kReloaded && storage.all_used()) {
     try {
       storage.drop();

@@ -124,6 +124,11 @@ class OffloadScope(_Statistics):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._open:
+            raise _C.UserError(
+                "[offload] expected a scope to be left on the thread that entered it; found it left on another, as a "
+                "generator is that another thread closes; begin and end the `with` block on one thread"
+            )
         self._open.pop().close()
 
     @property

@@ -30,6 +30,10 @@ class _State:
         self.unit = _C.Unit()
         self.users: list[object] = []
 
+    def __reduce__(self) -> tuple[type[_State], tuple[()]]:
+        # Of classes that copy their modules' dicts themselves: a copy is a unit that nobody uses.
+        return (_State, ())
+
 
 class _UnitModule:
     """Comes first among the bases of the class of a module that is a unit."""

@@ -103,6 +103,27 @@ def test_out_of_memory_is_torchs_own():
     assert issubclass(nt.InternalError, RuntimeError)
 
 
+def test_an_argument_that_has_any_attribute_is_no_dataclass():
+    class Settings:
+        def __getattr__(self, name):
+            return None
+
+    class Layer(torch.nn.Module):
+        def forward(self, x, settings):
+            return x.sin()
+
+    layer = Layer()
+    nt.offload(torch.nn.ModuleList([layer]))
+    layer(torch.ones(2), Settings())
+
+
+def test_host_limits_may_be_larger_than_any_memory():
+    model = Chain()
+    handle = nt.offload(model, min_bytes=0, host_limit=2**62, host_cache_limit=2**62)
+    chain_loss(model, "cpu", 0).backward()
+    assert handle.take_step_report().offloaded_storages > 0
+
+
 def test_a_module_under_two_names_is_one_unit():
     class Shared(torch.nn.Module):
         def __init__(self):

@@ -3,6 +3,8 @@
 What another test shows anyway has its URL there; tests/issues has those of the C++ library.
 """
 
+import warnings
+
 import pytest
 import torch
 from function_nets import DEPTH, ONE, ROWS, SIDE, assert_same_gradients, loss_of, nets
@@ -129,6 +131,8 @@ def test_tensors_of_other_devices_and_kinds_pass_untouched(sim):
     class Marked(torch.Tensor):
         pass
 
+    with warnings.catch_warnings(action="ignore"):
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     others = [
         torch.arange(12.0),
         torch.get_rng_state(),
@@ -138,6 +142,8 @@ def test_tensors_of_other_devices_and_kinds_pass_untouched(sim):
         torch.ones(8, dtype=torch.bool, device="sim"),
         torch.tensor(3.0, device="sim"),
         torch.empty(0, 4, device="sim"),
+        nested,
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
         None,
     ]
     back = []
@@ -162,6 +168,9 @@ def test_tensors_of_other_devices_and_kinds_pass_untouched(sim):
         if saved is None:
             continue
         assert (found.device, found.dtype, found.layout) == (saved.device, saved.dtype, saved.layout)
+        if saved.is_nested:
+            assert [part.tolist() for part in found.unbind()] == [[1, 1], [1, 1, 1]]
+            continue
         assert torch.equal(found.to_dense().cpu(), saved.to_dense().cpu())
         if saved.device.type == "cpu" and not saved.is_sparse:
             assert found.data_ptr() == saved.data_ptr()
