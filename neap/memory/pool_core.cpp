@@ -11,8 +11,8 @@ int64_t whole_granules(int64_t bytes) {
 
 void check_pool_options(const PoolOptions& options) {
   const auto check = [](const char* name, Bytes value, int64_t least) {
-    NEAP_CHECK(value.count >= least && value.count <= kMaxPoolBytes, "[memory] ", name, " of ", least, " to ",
-               kMaxPoolBytes, " bytes; got ", value.count, "; give a size in this range");
+    NEAP_CHECK(value.count >= least && value.count <= kMaxPoolBytes, "[memory.", name, "] expected ", least, " to ",
+               kMaxPoolBytes, " bytes; found ", value.count);
   };
   check("slab_size", options.slab_size, 1);
   check("host_cache_limit", options.cache_limit, 0);

@@ -390,8 +390,9 @@ TEST_F(PoolCoreTest, RefusesOptionsOutOfRange) {
     EXPECT_THAT([&] { make(options); }, ThrowsMessage<UserError>(HasSubstr(text)));
     pool_.reset();
   };
-  expect_error({.slab_size = 0_B}, "slab_size of 1 to");
-  expect_error({.cache_limit = Bytes(-1)}, "host_cache_limit of 0 to 1152921504606846976 bytes; got -1");
+  expect_error({.slab_size = 0_B}, "[memory.slab_size] expected 1 to");
+  expect_error({.cache_limit = Bytes(-1)},
+               "[memory.host_cache_limit] expected 0 to 1152921504606846976 bytes; found -1");
   expect_error({.host_limit = Bytes(-5)}, "host_limit");
   expect_error({.cache_limit = Bytes(INT64_MAX)}, "host_cache_limit");
 }

@@ -18,13 +18,15 @@ namespace {
 // Autograd orders its streams by the one accelerator of the process, and PrivateUse1 wins over the others: beside a
 // real device, sim would silently turn off that device's stream handling in backward.
 void refuse_other_accelerators() {
-  NEAP_CHECK(!c10::is_privateuse1_backend_registered(), "sim: this process already has the PrivateUse1 device '",
-             c10::get_privateuse1_backend(), "'; torch allows one. Run the simulated device in a process of its own");
+  NEAP_CHECK(!c10::is_privateuse1_backend_registered(),
+             "[sim] expected a process without a PrivateUse1 device, of which torch allows one; found '",
+             c10::get_privateuse1_backend(), "'; run the simulated device in a process of its own");
   for (const auto type : {c10::kCUDA, c10::kHIP, c10::kXPU, c10::kMPS, c10::kMTIA, c10::kHPU}) {
     if (!c10::impl::hasDeviceGuardImpl(type)) continue;
     const int count = c10::impl::getDeviceGuardImpl(type)->deviceCount();
-    NEAP_CHECK(count == 0, "sim: this process can use ", count, " ", c10::DeviceTypeName(type, /*lower_case=*/true),
-               " device(s); torch serves one accelerator per process. Hide them (for CUDA: CUDA_VISIBLE_DEVICES=\"\") "
+    NEAP_CHECK(count == 0, "[sim] expected a process without other accelerators, of which torch serves one; found ",
+               count, " ", c10::DeviceTypeName(type, /*lower_case=*/true),
+               " device(s); hide them (for CUDA: CUDA_VISIBLE_DEVICES=\"\") "
                "or train on them instead (device.type)");
   }
 }

@@ -43,8 +43,8 @@ class EngineControl final : public Control {
 
  private:
   static int checked(int device) {
-    NEAP_CHECK(device >= 0 && device < engine().device_count(), "sim: there is no device ", device, "; it has ",
-               engine().device_count());
+    NEAP_CHECK(device >= 0 && device < engine().device_count(), "[sim] expected the index of a device, below ",
+               engine().device_count(), "; found ", device);
     return device;
   }
 };
