@@ -22,7 +22,7 @@ Link::CopiedOut Link::copy_out(const c10::Storage& source, ByteRange range, memo
     return {};
   }
   const device::Stream out = device_.copy_stream(device::Direction::kOut);
-  out.wait(now.event());
+  now.goes_before(out);
   device::Event done = enqueue(to, from, out, out_rate_);
   host.set_pending(done);
   return {std::move(done), ++copies_out_};
@@ -43,7 +43,7 @@ device::Event Link::copy_in(memory::HostBuffer& host, int64_t copied_out, const 
     in.wait(host.pending());
     in_has_waited_for_ = copied_out;
   }
-  in.wait(now.event());  // the compute stream may still use what lay where `target` now is
+  now.goes_before(in);  // the compute stream may still use what lay where `target` now is
   device::Event done = enqueue(to, from, in, in_rate_);
   host.set_pending(done);
   return done;

@@ -7,6 +7,7 @@
 #include <c10/core/Storage.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "neap/base/bytes.h"
 #include "neap/device/device.h"
@@ -37,10 +38,17 @@ class Moment {
     if (event_.is_null()) event_ = compute_.record_timed();
     return event_;
   }
+  // What `copies` is given from now on starts behind it. Several copies that begin in one call share one wait.
+  void goes_before(const device::Stream& copies) {
+    if (behind_ && *behind_ == copies) return;
+    copies.wait(event());
+    behind_ = copies;
+  }
 
  private:
   device::Stream compute_;
   device::Event event_;
+  std::optional<device::Stream> behind_;
 };
 
 // Not thread-safe: guarded by the engine's lock.

@@ -29,6 +29,7 @@ void StallMeter::end_pass(bool by_timetable) {
   current_.by_timetable = by_timetable;
   if (ended_.size() >= kMostPasses) ended_.pop_front();
   ended_.push_back(std::exchange(current_, {}));
+  current_.entries.reserve(ended_.back().entries.size());  // passes are alike
 }
 
 std::optional<PassTimes> StallMeter::next_pass() {
