@@ -34,8 +34,9 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
   const Options options;
   autograd::ResidentStorages residents;  // has its own lock
   Mutex mutex;
-  StepReport report;  // since the last one; guarded by the mutex
-  Bytes away;         // of storages that are on the host alone now; guarded by the mutex
+  StepReport report;   // since the last one; guarded by the mutex
+  TapeRoom tape_room;  // has its own lock
+  Bytes away;          // of storages that are on the host alone now; guarded by the mutex
 
   // ---- set up
   // The tensors that are never offloaded, wherever their storages may be moved to later. The device is that of the
