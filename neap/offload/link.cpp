@@ -1,21 +1,18 @@
 #include "neap/offload/link.h"
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <exception>
 #include <utility>
 
-#include "neap/device/copy.h"
-
 namespace neap::offload {
 
 Link::Link(device::Device& device, bool overlap) : device_(device), overlaps_(overlap && device.asynchronous()) {}
 
 Link::CopiedOut Link::copy_out(const c10::Storage& source, ByteRange range, memory::HostBuffer& host, Moment& now) {
-  const at::Tensor to = host.tensor();
-  const at::Tensor from = device::byte_view(source, range.begin, range.size());
+  const device::ByteSpan to = host.span();
+  const device::ByteSpan from{source, range.begin, range.size()};
   if (!overlaps_) {
     copy_in_order(to, from, now.stream(), out_stalls_);
     host.set_pending(now.stream().record());
@@ -30,8 +27,8 @@ Link::CopiedOut Link::copy_out(const c10::Storage& source, ByteRange range, memo
 
 device::Event Link::copy_in(memory::HostBuffer& host, int64_t copied_out, const c10::Storage& target, int64_t pad,
                             Moment& now) {
-  const at::Tensor from = host.tensor();
-  const at::Tensor to = device::byte_view(target, pad, from.numel());
+  const device::ByteSpan from = host.span();
+  const device::ByteSpan to{target, pad, from.size};
   if (!overlaps_) {
     copy_in_order(to, from, now.stream(), in_stalls_);
     host.set_pending(now.stream().record());
@@ -49,7 +46,7 @@ device::Event Link::copy_in(memory::HostBuffer& host, int64_t copied_out, const 
   return done;
 }
 
-device::Event Link::enqueue(const at::Tensor& to, const at::Tensor& from, const device::Stream& copies,
+device::Event Link::enqueue(const device::ByteSpan& to, const device::ByteSpan& from, const device::Stream& copies,
                             LinkRate& rate) {
   device::Event begin;
   if (rate.wants_sample()) begin = copies.record_timed();
@@ -62,11 +59,11 @@ device::Event Link::enqueue(const at::Tensor& to, const at::Tensor& from, const 
     copies.synchronize();
     throw;
   }
-  if (!begin.is_null()) rate.add(std::move(begin), done, Bytes(from.numel()));
+  if (!begin.is_null()) rate.add(std::move(begin), done, Bytes(from.size));
   return done;
 }
 
-void Link::copy_in_order(const at::Tensor& to, const at::Tensor& from, const device::Stream& compute,
+void Link::copy_in_order(const device::ByteSpan& to, const device::ByteSpan& from, const device::Stream& compute,
                          StallMeter& stalls) {
   if (!device_.asynchronous()) {
     const int64_t begin = device_.now_ns();
@@ -77,7 +74,7 @@ void Link::copy_in_order(const at::Tensor& to, const at::Tensor& from, const dev
   const device::Event begin = compute.record_timed();
   device::copy_bytes_async(to, from, compute);
   try {
-    stalls.add_wait(begin, compute.record_timed(), Bytes(from.numel()));
+    stalls.add_wait(begin, compute.record_timed(), Bytes(from.size));
   } catch (...) {
     compute.synchronize();
     throw;

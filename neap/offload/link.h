@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "neap/base/bytes.h"
+#include "neap/device/copy.h"
 #include "neap/device/device.h"
 #include "neap/device/event.h"
 #include "neap/device/stream.h"
@@ -82,8 +83,10 @@ class Link {
   LinkRate& in_rate() { return in_rate_; }
 
  private:
-  device::Event enqueue(const at::Tensor& to, const at::Tensor& from, const device::Stream& copies, LinkRate& rate);
-  void copy_in_order(const at::Tensor& to, const at::Tensor& from, const device::Stream& compute, StallMeter& stalls);
+  device::Event enqueue(const device::ByteSpan& to, const device::ByteSpan& from, const device::Stream& copies,
+                        LinkRate& rate);
+  void copy_in_order(const device::ByteSpan& to, const device::ByteSpan& from, const device::Stream& compute,
+                     StallMeter& stalls);
 
   device::Device& device_;
   const bool overlaps_;
