@@ -16,7 +16,8 @@ namespace {
 namespace fs = std::filesystem;
 
 std::vector<fs::path> checkpoints_at(const fs::path& dir) {
-  if (fs::exists(dir / checkpoint::kIndexName)) return {dir};
+  std::error_code error;
+  if (fs::exists(dir / checkpoint::kIndexName, error)) return {dir};
   std::vector<fs::path> all = checkpoint::complete_checkpoints(dir);
   if (all.empty()) all.push_back(checkpoint::checkpoint_at(dir));  // says what is wrong
   return all;

@@ -2,6 +2,7 @@
 #include <c10/util/Exception.h>
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <iostream>
 
 #include "cli/checkpoint_command.h"
@@ -74,6 +75,9 @@ int dispatch(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& error) {
     NEAP_USER_ERROR(error.what(), "; neap --help says more");
   }
+  NEAP_CHECK(train_app->parsed() || command_line.overrides.empty(),
+             "expected keys of a run file with neap train alone; found --",
+             command_line.overrides.empty() ? "" : command_line.overrides.front().first);
   if (inspect_app->parsed()) return inspect(directory);
   if (doc_app->parsed()) {
     std::cout << train::markdown_page() << "\n## Exit codes of `neap train`\n\n" << kExitCodesHelp << '\n';
@@ -104,6 +108,9 @@ int guarded(int argc, const char* const* argv) {
   } catch (const OutOfMemory& error) {
     print("out of memory", error.what());
     return kOutOfMemory;
+  } catch (const std::filesystem::filesystem_error& error) {  // what the system refuses is no bug of ours
+    print("error", error.what());
+    return kUserError;
   } catch (const c10::Error& error) {
     print("internal error", error.what_without_backtrace());
   } catch (const std::exception& error) {

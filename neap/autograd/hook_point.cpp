@@ -19,6 +19,7 @@ void UnitHook::around_repeatable(const UnitCall& call, const UnitForward& forwar
 }
 void UnitHook::before_backward(const UnitCall& /*call*/) {}
 void UnitHook::after_backward(const UnitCall& /*call*/) {}
+bool UnitHook::wants_after_backward() const { return true; }
 void UnitHook::backward_failed(const UnitCall& /*call*/) noexcept {}
 
 namespace internal {

@@ -129,6 +129,9 @@ class UnitHook {
   // (get_current_graph_task_id() names it).
   virtual void before_backward(const UnitCall& call);
   virtual void after_backward(const UnitCall& call);
+  // False if after_backward() may as well come at the end of the pass: finding where a unit's own backward ends takes a
+  // walk through its graph, spared when none of its hooks wants that. Constant.
+  virtual bool wants_after_backward() const;
   // Also if this hook's before_backward() threw, or was not reached because another one's did. On whatever thread lets
   // go of the failed pass, outside of it.
   virtual void backward_failed(const UnitCall& call) noexcept;
@@ -185,10 +188,7 @@ class KeptArguments {
   // Throws what autograd throws if a tensor has changed.
   const std::tuple<Args...>& get() const {
     auto stamp = stamps_.begin();
-    for_each_tensor(values_, [&](const at::Tensor& tensor) {
-      const VersionStamp& taken = *stamp++;
-      if (tensor.defined()) taken.check(tensor.options(), tensor.sizes());
-    });
+    for_each_tensor(values_, [&](const at::Tensor& tensor) { (stamp++)->check(tensor); });
     return values_;
   }
 

@@ -39,17 +39,19 @@ std::vector<std::string> module_names(torch::nn::Module& root) {
 
 std::vector<NamedHookPoint> select_hook_points(torch::nn::Module& root, const std::vector<std::string>& patterns,
                                                std::string_view section) {
-  const std::vector<NamedHookPoint> points = find_hookables(root);
-  ModelNames names{module_names(root), {}};
-  for (const NamedHookPoint& point : points) names.units.push_back(point.name);
-  std::vector<NamedHookPoint> chosen;
-  for (const std::size_t i : select_units(names, patterns, section)) chosen.push_back(points[i]);
-  return chosen;
+  return select_model_units(root, patterns, section).units;
 }
 
 ModelUnits select_model_units(torch::nn::Module& root, const std::vector<std::string>& patterns,
                               std::string_view section) {
-  return {&root, select_hook_points(root, patterns, section), parameters_and_buffers(root)};
+  const std::vector<NamedHookPoint> points = find_hookables(root);
+  ModelNames names{module_names(root), {}};
+  for (const NamedHookPoint& point : points) names.units.push_back(point.name);
+  const std::vector<std::size_t> chosen = select_units(names, patterns, section);
+  ModelUnits model{.identity = &root, .parameters_and_buffers = parameters_and_buffers(root)};
+  for (const std::size_t i : chosen) model.units.push_back(points[i]);
+  for (const std::size_t i : units_after(names.units, chosen)) model.after_units.push_back(points[i]);
+  return model;
 }
 
 std::vector<at::Tensor> parameters_and_buffers(const torch::nn::Module& model) {

@@ -28,6 +28,7 @@ struct NamedHookPoint {
 struct ModelUnits {
   const void* identity = nullptr;                    // tells models apart; compared only, never followed
   std::vector<NamedHookPoint> units{};               // in the order of the model
+  std::vector<NamedHookPoint> after_units{};         // what runs after the last of them (units_after())
   std::vector<at::Tensor> parameters_and_buffers{};  // all modules', defined
   // Lists them again when some have gone, as they do where moving a model replaces them; none: they stay the same.
   // Called on threads that run forward, with no lock held.
@@ -46,7 +47,7 @@ std::vector<std::string> module_names(torch::nn::Module& root);
 std::vector<NamedHookPoint> select_hook_points(torch::nn::Module& root, const std::vector<std::string>& patterns,
                                                std::string_view section);
 
-// The units that the patterns choose, and what belongs to the model.
+// The units that the patterns choose, what runs after them, and what belongs to the model.
 ModelUnits select_model_units(torch::nn::Module& root, const std::vector<std::string>& patterns,
                               std::string_view section);
 

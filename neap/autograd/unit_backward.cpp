@@ -241,7 +241,9 @@ void watch_backward(const UnitCall& call, const AttachmentList& hooks, const Uni
   const std::vector<ag::Node*> roots = output_nodes(boundary, outputs);
   if (roots.empty()) return;
   const auto record = std::make_shared<CallRecord>(call, hooks);
-  for (ag::Node* node : exit_nodes(boundary, roots)) node->add_post_hook(std::make_unique<ExitHook>(record, node));
+  if (std::ranges::any_of(hooks, [](const auto& attachment) { return attachment->hook->wants_after_backward(); })) {
+    for (ag::Node* node : exit_nodes(boundary, roots)) node->add_post_hook(std::make_unique<ExitHook>(record, node));
+  }
   for (ag::Node* node : roots) {
     // In front: of units nested in one another the outer one, which comes here last, has its event first.
     auto& hooks_of_node = node->tensor_pre_hooks();

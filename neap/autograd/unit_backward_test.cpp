@@ -88,6 +88,33 @@ TEST_F(UnitBackwardTest, AnOutputMayBeTheRootOfThePass) {
   EXPECT_THAT(backward, ElementsAre("a before", "a body", "a after"));
 }
 
+TEST_F(UnitBackwardTest, TheEndIsLookedForWhereSomebodyWantsIt) {
+  struct BeginOnly final : UnitHook {
+    explicit BeginOnly(std::vector<std::string>& log) : events(log) {}
+    void before_backward(const UnitCall& /*call*/) override { events.emplace_back("begin"); }
+    void after_backward(const UnitCall& /*call*/) override { events.emplace_back("end"); }
+    bool wants_after_backward() const override { return false; }
+    std::vector<std::string>& events;
+  };
+  HookPoint point;
+  const auto handle = point.attach(std::make_shared<BeginOnly>(backward), HookOrder::kOffload);
+  const auto loss_of = [&](const Tensor& input) {
+    return point.run({input}, [&] { return mark(input, "body").sum(); });
+  };
+  Tensor loss = loss_of(mark(x, "first"));
+  start_backward();
+  loss.backward();
+  // No sooner than the pass ends, which is what it costs nothing to know.
+  EXPECT_THAT(backward, ElementsAre("begin", "body", "first", "end"));
+
+  const auto other = std::make_shared<EventLogHook>(backward, "other");
+  const auto other_handle = point.attach(other, HookOrder::kRecompute);
+  loss = loss_of(mark(x, "first"));
+  start_backward();
+  loss.backward();
+  EXPECT_THAT(backward, ElementsAre("begin", "other before", "body", "other after", "end", "first"));
+}
+
 TEST_F(UnitBackwardTest, DoesNotChangeGradients) {
   const auto grads = [&](bool hooked) {
     if (!hooked) {

@@ -270,6 +270,27 @@ std::vector<size_t> layer_list(const std::vector<std::string>& units) {
   return layers;
 }
 
+std::vector<size_t> units_after(const std::vector<std::string>& units, const std::vector<size_t>& chosen) {
+  std::vector<size_t> after;
+  if (chosen.empty()) return after;
+  std::set<std::string_view> taken;
+  for (const size_t i : chosen) taken.insert(units[i]);
+  const auto inside_taken = [&](std::string_view name) {
+    while (!taken.contains(name)) {
+      if (name.empty()) return false;
+      const size_t dot = name.rfind('.');
+      name = name.substr(0, dot == std::string_view::npos ? 0 : dot);
+    }
+    return true;
+  };
+  for (size_t i = *std::ranges::max_element(chosen) + 1; i < units.size(); ++i) {
+    if (inside_taken(units[i])) continue;
+    taken.insert(units[i]);
+    after.push_back(i);
+  }
+  return after;
+}
+
 std::vector<size_t> select_units(const ModelNames& names, const std::vector<std::string>& patterns,
                                  std::string_view section) {
   Selector selector(names, section);

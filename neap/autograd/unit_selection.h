@@ -31,6 +31,10 @@ struct ModelNames {
 std::vector<std::size_t> select_units(const ModelNames& names, const std::vector<std::string>& patterns,
                                       std::string_view section);
 
+// What the order of the names says runs after the last of the chosen units, as a final norm and a head do: of the units
+// that follow it and are inside of no chosen one, the outermost. Indices into `units`, ascending.
+std::vector<std::size_t> units_after(const std::vector<std::string>& units, const std::vector<std::size_t>& chosen);
+
 // The model's own list of layers, as indices into `units` in the order of their numbers; empty when there is none.
 std::vector<std::size_t> layer_list(const std::vector<std::string>& units);
 

@@ -128,6 +128,25 @@ TEST(Selection, EveryUnmatchedPatternIsAnErrorNamingTheNearestUnit) {
   EXPECT_THAT(error_of({"x"}, ModelNames{{"", "y"}, {}}), HasSubstr("this model has none"));
 }
 
+TEST(Selection, WhatRunsAfterTheUnitsIsTheOutermostThatFollows) {
+  const std::vector<std::string> units = {"",         "embed",        "layers.0",      "layers.0.mlp",
+                                          "layers.1", "layers.1.mlp", "layers.1.norm", "layersnorm",
+                                          "norm",     "head",         "head.0",        "head.0.x"};
+  const auto after = [&](const std::vector<size_t>& chosen) {
+    std::vector<std::string> names;
+    for (const size_t i : units_after(units, chosen)) names.push_back(units[i]);
+    return names;
+  };
+  EXPECT_THAT(after({2, 4}), ElementsAre("layersnorm", "norm", "head"));
+  EXPECT_THAT(after({4, 2}), ElementsAre("layersnorm", "norm", "head"));
+  EXPECT_THAT(after({2}), ElementsAre("layers.1", "layersnorm", "norm", "head"));
+  EXPECT_THAT(after({3, 5}), ElementsAre("layers.1.norm", "layersnorm", "norm", "head"));
+  EXPECT_THAT(after({4, 5}), ElementsAre("layersnorm", "norm", "head"));  // a unit in a unit
+  EXPECT_THAT(after({10}), ElementsAre());
+  EXPECT_THAT(after({0}), ElementsAre());  // everything is in the root
+  EXPECT_THAT(after({}), ElementsAre());
+}
+
 TEST(Selection, GlobsMatchWithinOneSegment) {
   EXPECT_TRUE(glob_matches("*", ""));
   EXPECT_TRUE(glob_matches("a*b*c", "aXbYbc"));

@@ -18,6 +18,11 @@ std::string type_name(const c10::TensorOptions& options) {
 
 }  // namespace
 
+c10::IntArrayRef listed_sizes(const at::TensorBase& tensor) {
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  return tensor.is_nested() || impl->has_symbolic_sizes_strides() ? c10::IntArrayRef() : tensor.sizes();
+}
+
 VersionStamp::VersionStamp(const at::TensorBase& tensor) {
   if (!tensor.defined() || tensor.is_inference()) return;
   counter_ = tensor.unsafeGetTensorImpl()->version_counter();

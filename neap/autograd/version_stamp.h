@@ -1,8 +1,8 @@
 // The version check that autograd skips once saved-tensor hooks are in play.
 //
 // Take a stamp of a tensor when it is saved, check it when it is handed back: a tensor that was modified in place in
-// between raises the error that eager autograd raises, a c10::Error of the same text. As in eager autograd, writes
-// through `x.data` go unnoticed, because they count on a counter of their own.
+// between raises the error that eager autograd raises, a c10::Error of the same text but for the name of a node. As in
+// eager autograd, writes through `x.data` go unnoticed, because they count on a counter of their own.
 //
 // A stamp holds the version counter alone, neither the tensor nor its memory. Thread-safe to read.
 #pragma once
@@ -13,6 +13,9 @@
 #include <cstdint>
 
 namespace neap::autograd {
+
+// The sizes of a tensor; none of one whose sizes are no list of numbers (nested tensors, symbols).
+c10::IntArrayRef listed_sizes(const at::TensorBase& tensor);
 
 class VersionStamp {
  public:
@@ -30,6 +33,11 @@ class VersionStamp {
   void check(const c10::TensorOptions& options, c10::IntArrayRef sizes) const {
     if (modified()) [[unlikely]]
       fail(options, sizes);
+  }
+  // The same, described by a tensor, which must be defined if it was modified.
+  void check(const at::TensorBase& tensor) const {
+    if (modified()) [[unlikely]]
+      fail(tensor.options(), listed_sizes(tensor));
   }
 
  private:

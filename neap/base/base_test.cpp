@@ -12,6 +12,7 @@
 #include "neap/base/bytes.h"
 #include "neap/base/error.h"
 #include "neap/base/error_boundary.h"
+#include "neap/base/json_text.h"
 #include "neap/base/log.h"
 #include "neap/base/mutex.h"
 #include "neap/base/scope_exit.h"
@@ -156,6 +157,13 @@ TEST(Bytes, BadTextIsAUserErrorThatNamesOptionAndValue) {
   }
 }
 
+TEST(JsonText, IsNoFurtherReadWhereItNestsTooDeeply) {
+  EXPECT_FALSE(nests_deeper(R"({"a": [[1], "]]]", "\"[[[[", "\\"], "b": {"c": []}})", 3));
+  EXPECT_TRUE(nests_deeper(R"({"a": [[1], [{"b": 1}]]})", 3));
+  EXPECT_FALSE(nests_deeper(R"([[1], [2], [3], [4], [5]])", 2));
+  EXPECT_FALSE(nests_deeper(R"("\)", 0));
+}
+
 TEST(Log, GoesToTheInstalledSink) {
   std::vector<std::string> seen;
   LogSink former = set_log_sink(
@@ -163,6 +171,23 @@ TEST(Log, GoesToTheInstalledSink) {
   log_warning("kept ", 3, " tensors");
   set_log_sink(std::move(former));
   EXPECT_EQ(seen, std::vector<std::string>{"2kept 3 tensors"});
+}
+
+TEST(Log, WaitsUntilTheOutermostThatHoldsItHasGone) {
+  std::vector<std::string> seen;
+  LogSink former = set_log_sink([&](LogLevel /*level*/, const std::string& text) { seen.push_back(text); });
+  {
+    const HoldMessages outer;
+    log_info("first");
+    {
+      const HoldMessages inner;
+      log_info("second");
+    }
+    std::thread([] { log_info("another thread's"); }).join();
+    EXPECT_EQ(seen, std::vector<std::string>{"another thread's"});
+  }
+  set_log_sink(std::move(former));
+  EXPECT_EQ(seen, (std::vector<std::string>{"another thread's", "first", "second"}));
 }
 
 TEST(Mutex, ACondVarHandsTheLockBack) {

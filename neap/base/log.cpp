@@ -13,6 +13,8 @@ struct SinkSlot {
   LogSink sink NEAP_GUARDED_BY(mutex);
 };
 
+constinit thread_local HoldMessages* t_holding = nullptr;
+
 // Leaked on purpose: destructors of static objects may still log.
 SinkSlot& slot() {
   static auto* slot = new SinkSlot;
@@ -31,7 +33,18 @@ LogSink set_log_sink(LogSink sink) {
   return std::exchange(slot().sink, std::move(sink));
 }
 
+HoldMessages::HoldMessages() noexcept : outer_(std::exchange(t_holding, this)) {}
+
+HoldMessages::~HoldMessages() {
+  t_holding = outer_;
+  for (const auto& [level, text] : held_) log(level, text);
+}
+
 void log(LogLevel level, const std::string& text) {
+  if (t_holding != nullptr) {
+    t_holding->held_.emplace_back(level, text);
+    return;
+  }
   LogSink sink;
   {
     const MutexLock lock(slot().mutex);

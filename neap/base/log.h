@@ -5,6 +5,8 @@
 
 #include <functional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "neap/base/error.h"
 
@@ -18,6 +20,22 @@ using LogSink = std::function<void(LogLevel, const std::string&)>;
 LogSink set_log_sink(LogSink sink);
 
 void log(LogLevel level, const std::string& text);
+
+// While it lives, what its thread logs waits; then it goes to the sink. For whoever holds a lock: a sink may run any
+// code, and that may come back for the same lock. May nest. REQUIRES: destroyed on the thread that made it.
+class HoldMessages {
+ public:
+  HoldMessages() noexcept;
+  ~HoldMessages();
+  HoldMessages(const HoldMessages&) = delete;
+  HoldMessages& operator=(const HoldMessages&) = delete;
+
+ private:
+  friend void log(LogLevel level, const std::string& text);
+
+  std::vector<std::pair<LogLevel, std::string>> held_;
+  HoldMessages* const outer_;
+};
 
 template <class... Parts>
 void log_info(const Parts&... parts) {

@@ -13,6 +13,7 @@
 #include "neap/comm/world.h"
 #include "testing/error_of.h"
 #include "testing/matchers.h"
+#include "testing/nested_json.h"
 #include "testing/ranks.h"
 
 namespace neap::checkpoint {
@@ -120,6 +121,8 @@ TEST_F(Damage, OfTheIndex) {
   write_file(dir() / kIndexName, bad);
   expect_error(dir() / kIndexName, "is damaged: it does not have the checksum");
   write_file(dir() / kIndexName, good.substr(0, good.size() / 2));
+  expect_error(dir() / kIndexName, "truncated, damaged");
+  write_file(dir() / kIndexName, R"({"format": )" + testing::nested_json(1'000'000) + "}");
   expect_error(dir() / kIndexName, "truncated, damaged");
   fs::remove(dir() / kIndexName);
   expect_error(dir() / kIndexName, "no complete checkpoint");

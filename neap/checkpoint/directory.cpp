@@ -60,9 +60,13 @@ std::optional<fs::path> newest_checkpoint(const fs::path& dir) {
 }
 
 fs::path checkpoint_at(const fs::path& path) {
-  if (fs::exists(path / kIndexName)) return path;
-  NEAP_CHECK(fs::is_directory(path), "[checkpoint] expected a checkpoint, or a directory of them, at ", path.string(),
-             "; found ", fs::exists(path) ? "a file" : "nothing");
+  std::error_code error;
+  if (fs::exists(path / kIndexName, error)) return path;
+  NEAP_CHECK(fs::is_directory(path, error), "[checkpoint] expected a checkpoint, or a directory of them, at ",
+             path.string(), "; found ",
+             fs::exists(path, error) ? "a file"
+             : error                 ? error.message()
+                                     : "nothing");
   const auto newest = newest_checkpoint(path);
   NEAP_CHECK(newest.has_value(), "[checkpoint] expected a checkpoint at ", path.string(), "; found neither ",
              kIndexName, " nor a directory ", step_name(0),

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "neap/base/error.h"
+#include "neap/base/json_text.h"
 #include "neap/files/checksum.h"
 
 namespace neap::checkpoint {
@@ -85,7 +86,7 @@ void check_values(const Index& index, const std::string& place) {
 }
 
 Json parse(const fs::path& path, const std::string& text) {
-  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  auto json = parse_json<Json>(text);
   NEAP_CHECK(!json.is_discarded() && json.is_object(), "[checkpoint] ", path.string(),
              " is no JSON object: truncated, damaged or not the index of a checkpoint; copy it again, or take another "
              "checkpoint");

@@ -55,9 +55,9 @@ void FileSystem::close(int descriptor) noexcept { ::close(descriptor); }
 
 void FileSystem::make_directory(const fs::path& directory) {
   before("make_directory", directory);
-  std::error_code error;
+  std::error_code error, ignored;
   fs::create_directories(directory, error);
-  if (!fs::is_directory(directory)) fail(directory, "made", error.message().c_str());
+  if (!fs::is_directory(directory, ignored)) fail(directory, "made", error.message().c_str());
 }
 
 void FileSystem::sync_directory(const fs::path& directory) {

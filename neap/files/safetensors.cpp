@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "neap/base/error.h"
+#include "neap/base/json_text.h"
 
 namespace neap::files {
 namespace {
@@ -103,8 +104,7 @@ void SafetensorsFile::parse_header() {
   if (length > kMaxHeader) fail(concat("is not a safetensors file: it claims a header of ", length, " bytes"));
   body_ = kLengthBytes + static_cast<int64_t>(length);
   if (body_ > size) fail(concat("is truncated: the header ends at byte ", body_, ", the file at ", size));
-  const char* text = reinterpret_cast<const char*>(data + kLengthBytes);
-  const Json header = Json::parse(text, text + length, nullptr, /*allow_exceptions=*/false);
+  const auto header = parse_json<Json>({reinterpret_cast<const char*>(data + kLengthBytes), length});
   if (header.is_discarded() || !header.is_object()) fail("is not a safetensors file: its header is not a JSON object");
 
   std::vector<Entry> found;

@@ -12,6 +12,7 @@
 
 #include "neap/base/error.h"
 #include "testing/error_of.h"
+#include "testing/nested_json.h"
 
 namespace neap::files {
 namespace {
@@ -136,6 +137,8 @@ TEST_F(Safetensors, GarbageIsAnErrorThatSaysWhatIsWrong) {
   EXPECT_THAT(error_of_opening(), HasSubstr("describes tensor 'a' wrongly"));
   write_raw(R"({"a": {"dtype": "F8_E4M3", "shape": [1], "data_offsets": [0, 1]}})", "1");
   EXPECT_THAT(error_of_opening(), HasSubstr("F8_E4M3"));
+  write_raw("{\"a\": " + testing::nested_json(1'000'000) + "}", "");
+  EXPECT_THAT(error_of_opening(), HasSubstr("not a JSON object"));
 }
 
 TEST_F(Safetensors, OffsetsThatDoNotFitAreErrors) {

@@ -94,20 +94,20 @@ class Accumulator {
 
  private:
   // d loss / d logits = share * (probability * (1 + 2 z lse) - onehot). The share of each token is applied to the small
-  // operand of each product, which saves a pass over [chunk, vocabulary].
+  // operand of each product, which saves a pass over [chunk, vocabulary]. In its wide type: narrow, it would make all
+  // gradients larger or smaller by the same up to 0.4 %.
   void add_gradients(const at::Tensor& hidden, const at::Tensor& labels, const at::Tensor& share, at::Tensor delta,
                      const at::Tensor& log_normaliser, int64_t begin, int64_t end) {
     if (options_.z_loss != 0) delta.mul_(log_normaliser.mul(2 * options_.z_loss).add_(1));
     delta.scatter_add_(1, labels,
                        minus_one_.defined() ? minus_one_.slice(0, 0, end - begin) : make_minus_one(end - begin));
     delta = delta.to(hidden.scalar_type());
-    const at::Tensor small_share = share.to(hidden.scalar_type());
     if (wanted_.hidden) {
       at::Tensor out = grad_hidden.slice(0, begin, end);
-      at::mm_out(out, delta, weight_).mul_(small_share);
+      at::mm_out(out, delta, weight_).mul_(share);
     }
     if (!wanted_.weight) return;
-    add_to_grad_weight(delta, hidden.mul(small_share), end == hidden_.size(0));
+    add_to_grad_weight(delta, hidden.mul(share).to(hidden.scalar_type()), end == hidden_.size(0));
   }
 
   // Low precision is summed over chunks in float32; one chunk alone needs no sum. The first product comes when its

@@ -1,5 +1,5 @@
 // torch-free
-#include <utility>
+#include <algorithm>
 
 #include "neap/base/error.h"
 #include "neap/models/internal/config_parts.h"
@@ -52,33 +52,33 @@ void read_deepseek(JsonReader& reader, ModelConfig& config) {
 }
 
 void check_deepseek(const ModelConfig& config, const Expect& expect) {
-  const auto positive = [&](std::initializer_list<std::pair<const char*, int64_t>> values) {
-    for (const auto& [name, value] : values) expect(value > 0, concat(name, " must be positive; found ", value));
-  };
   if (config.latent_attention) {
     const LatentAttentionConfig& latent = *config.latent_attention;
-    positive({{"q_lora_rank", latent.q_lora_rank.value_or(1)},
-              {"kv_lora_rank", latent.kv_lora_rank},
-              {"qk_nope_head_dim", latent.qk_nope_head_dim},
-              {"qk_rope_head_dim", latent.qk_rope_head_dim},
-              {"v_head_dim", latent.v_head_dim}});
+    check_sizes({{"q_lora_rank", latent.q_lora_rank.value_or(1), kWidest},
+                 {"kv_lora_rank", latent.kv_lora_rank, kWidest},
+                 {"qk_nope_head_dim", latent.qk_nope_head_dim, kMostParts},
+                 {"qk_rope_head_dim", latent.qk_rope_head_dim, kMostParts},
+                 {"v_head_dim", latent.v_head_dim, kMostParts}},
+                expect);
     expect(config.head_dim == latent.qk_rope_head_dim,
            concat("head_dim must be qk_rope_head_dim (", latent.qk_rope_head_dim, "); found ", config.head_dim));
     expect(config.num_key_value_heads == config.num_attention_heads,
            concat("num_key_value_heads must be num_attention_heads (", config.num_attention_heads,
                   ") with latent attention; found ", config.num_key_value_heads));
   }
-  expect(config.mtp_layers >= 0, concat("num_nextn_predict_layers must be at least 0; found ", config.mtp_layers));
+  expect(config.mtp_layers >= 0 && config.mtp_layers <= kMostLayers,
+         concat("num_nextn_predict_layers must be from 0 to ", kMostLayers, "; found ", config.mtp_layers));
   expect(!config.with_mtp || (config.mtp_layers > 0 && config.experts),
          "layers that predict further tokens were asked for; num_nextn_predict_layers names none");
   if (!config.experts) return;
   const ExpertsConfig& experts = *config.experts;
-  positive({{"n_routed_experts", experts.count},
-            {"num_experts_per_tok", experts.per_token},
-            {"n_group", experts.groups},
-            {"topk_group", experts.groups_per_token},
-            {"moe_intermediate_size", experts.intermediate_size},
-            {"n_shared_experts", experts.shared}});
+  check_sizes({{"n_routed_experts", experts.count, kMostParts},
+               {"num_experts_per_tok", experts.per_token, kMostParts},
+               {"n_group", experts.groups, kMostParts},
+               {"topk_group", experts.groups_per_token, kMostParts},
+               {"moe_intermediate_size", experts.intermediate_size, kWidest},
+               {"n_shared_experts", experts.shared, kMostParts}},
+              expect);
   expect(experts.first_layer >= 0, concat("first_k_dense_replace must be at least 0; found ", experts.first_layer));
   expect(experts.routed_scaling_factor > 0,
          concat("routed_scaling_factor must be positive; found ", experts.routed_scaling_factor));
@@ -89,9 +89,9 @@ void check_deepseek(const ModelConfig& config, const Expect& expect) {
          concat("n_routed_experts (", experts.count, ") must be n_group (", experts.groups, ") times 2 or more"));
   expect(experts.groups_per_token <= experts.groups,
          concat("topk_group must be at most n_group (", experts.groups, "); found ", experts.groups_per_token));
-  expect(experts.per_token <= experts.groups_per_token * in_group,
-         concat("num_experts_per_tok must be at most ", experts.groups_per_token * in_group,
-                ", the experts of topk_group groups; found ", experts.per_token));
+  const int64_t open = std::min(experts.groups_per_token, experts.groups) * in_group;
+  expect(experts.per_token <= open, concat("num_experts_per_tok must be at most ", open,
+                                           ", the experts of topk_group groups; found ", experts.per_token));
 }
 
 void write_deepseek(const ModelConfig& config, nlohmann::ordered_json& json) {

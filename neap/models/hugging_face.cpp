@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "neap/base/error.h"
+#include "neap/base/json_text.h"
 #include "neap/base/log.h"
 #include "neap/files/atomic_file.h"
 #include "neap/files/safetensors.h"
@@ -91,11 +92,12 @@ class Weights {
 
  private:
   static std::vector<fs::path> weight_files(const fs::path& dir) {
-    NEAP_CHECK(fs::is_directory(dir), "[models] expected a model directory; not found: ", dir.string());
-    if (fs::exists(dir / kWeights)) return {dir / kWeights};
-    NEAP_CHECK(fs::exists(dir / kIndex), "[models] ", dir.string(), ": expected ", kWeights, " or ", kIndex,
+    std::error_code error;
+    NEAP_CHECK(fs::is_directory(dir, error), "[models] expected a model directory; not found: ", dir.string());
+    if (fs::exists(dir / kWeights, error)) return {dir / kWeights};
+    NEAP_CHECK(fs::exists(dir / kIndex, error), "[models] ", dir.string(), ": expected ", kWeights, " or ", kIndex,
                "; found neither; weights in other formats have to be converted to safetensors");
-    const Json index = Json::parse(read_text(dir / kIndex), nullptr, /*allow_exceptions=*/false);
+    const auto index = parse_json<Json>(read_text(dir / kIndex));
     const bool usable = index.is_object() && index.contains("weight_map") && index["weight_map"].is_object();
     NEAP_CHECK(usable, "[models] ", (dir / kIndex).string(), ": expected a JSON object with a weight_map");
     std::set<fs::path> paths;
@@ -402,7 +404,8 @@ bool hf_has_mtp_layers(const ModelConfig& config, const fs::path& dir) {
 }
 
 std::shared_ptr<CausalLM> model_from_hf(const fs::path& dir, at::TensorOptions options, bool with_mtp) {
-  NEAP_CHECK(fs::is_directory(dir), "[models] expected a model directory; not found: ", dir.string());
+  std::error_code error;
+  NEAP_CHECK(fs::is_directory(dir, error), "[models] expected a model directory; not found: ", dir.string());
   ModelConfig config = ModelConfig::from_file(dir / "config.json");
   config.with_mtp = with_mtp;
   auto model = std::make_shared<CausalLM>(std::move(config), options);

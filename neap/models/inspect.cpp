@@ -88,7 +88,9 @@ int64_t Inspection::parameters_per_token() const {
 }
 
 Inspection inspect_hf(const std::filesystem::path& dir) {
-  NEAP_CHECK(std::filesystem::is_directory(dir), "[models] expected a model directory; not found: ", dir.string());
+  std::error_code error;
+  NEAP_CHECK(std::filesystem::is_directory(dir, error),
+             "[models] expected a model directory; not found: ", dir.string());
   Inspection found{.config = ModelConfig::from_file(dir / "config.json"), .dtypes = {}, .kinds = {}};
   found.config.with_mtp = hf_has_mtp_layers(found.config, dir);
   const CausalLM model(found.config, at::TensorOptions(at::kMeta));

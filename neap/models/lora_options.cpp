@@ -4,9 +4,11 @@
 #include <cmath>
 #include <fstream>
 #include <initializer_list>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "neap/base/error.h"
+#include "neap/base/json_text.h"
 
 namespace neap::models {
 namespace {
@@ -17,6 +19,12 @@ using neap::internal::concat;
 bool is_nothing(const OrderedJson& value) {
   return value.is_null() || (value.is_boolean() && !value.get<bool>()) || (value.is_structured() && value.empty()) ||
          (value.is_number() && value.get<double>() == 0);
+}
+
+// Other ways of initialising an adapter take its share out of the model's own weights (PiSSA, OLoRA, CorDA, LoftQ), or
+// are another way of computing. PEFT does the same again when it loads such an adapter.
+bool keeps_the_weights(const OrderedJson& init) {
+  return init.is_null() || init.is_boolean() || init == "gaussian" || init == "eva" || init == "orthogonal";
 }
 
 // One adapter_config.json.
@@ -36,8 +44,13 @@ class Reader {
       check_that(!json_.contains(key) || is_nothing(json_[key]), concat("expected no ", key, ": it is not supported"),
                  key);
     }
+    check_that(
+        keeps_the_weights(json_.value("init_lora_weights", OrderedJson())),
+        "expected adapters beside weights that stay as they are: init_lora_weights true, false, gaussian, eva or "
+        "orthogonal (PEFT converts others: path_initial_model_for_weight_conversion)",
+        "init_lora_weights");
     LoraOptions options;
-    options.rank = static_cast<int64_t>(number("r", 8));
+    options.rank = rank();
     options.alpha = number("lora_alpha", 8);
     options.dropout = number("lora_dropout", 0);
     options.rank_stabilised = json_.contains("use_rslora") && !is_nothing(json_["use_rslora"]);
@@ -55,6 +68,12 @@ class Reader {
     if (!json_.contains(key)) return otherwise;
     check_that(json_[key].is_number(), concat("expected a number in ", key), key);
     return json_[key].get<double>();
+  }
+
+  int64_t rank() const {
+    const double r = number("r", 8);
+    check_that(r >= 1 && r <= 65536 && r == std::floor(r), "expected a rank from 1 to 65536 in r", "r");
+    return static_cast<int64_t>(r);
   }
 
   void check_that(bool good, const std::string& expected, const char* key = nullptr) const {
@@ -87,7 +106,8 @@ LoraOptions read_adapter_config(const std::filesystem::path& file) {
   std::ifstream in(file, std::ios::binary);
   NEAP_CHECK(in.good(), "[lora.adapter] expected a PEFT adapter directory with adapter_config.json; cannot be opened: ",
              file.string());
-  OrderedJson json = OrderedJson::parse(in, nullptr, /*allow_exceptions=*/false);
+  const std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  auto json = parse_json<OrderedJson>(text);
   NEAP_CHECK(!json.is_discarded(), "[lora.adapter] ", file.string(), ": not valid JSON");
   return Reader(std::move(json), file).read();
 }

@@ -10,6 +10,7 @@
 #include <fstream>
 
 #include "testing/error_of.h"
+#include "testing/nested_json.h"
 
 namespace neap::models {
 namespace {
@@ -70,12 +71,16 @@ TEST_F(LoraOptionsTest, WhatWouldComputeSomethingElseIsRefusedByItsKey) {
               HasSubstr(R"(modules_to_save: it is not supported; found ["lm_head"])"));
   EXPECT_THAT(error_with(R"("rank_pattern": {"q_proj": 4})"), HasSubstr("no rank_pattern"));
   EXPECT_THAT(error_with(R"("r": "eight")"), HasSubstr("expected a number in r; found \"eight\""));
-  EXPECT_THAT(error_with(R"("r": 0)"), HasSubstr("expected a rank from 1 to 65536; found 0"));
+  EXPECT_THAT(error_with(R"("r": 0)"), HasSubstr("expected a rank from 1 to 65536 in r; found 0"));
   EXPECT_THAT(error_with(R"("r": 1e300)"), HasSubstr("expected a rank"));
+  EXPECT_THAT(error_with(R"("r": 8.5)"), HasSubstr("expected a rank from 1 to 65536 in r; found 8.5"));
+  EXPECT_THAT(error_with(R"("init_lora_weights": "pissa_niter_4")"),
+              AllOf(HasSubstr("beside weights that stay as they are"), HasSubstr("found \"pissa_niter_4\"")));
   EXPECT_THAT(error_with(R"("lora_dropout": 1)"), HasSubstr("expected a probability from 0, below 1; found 1"));
   EXPECT_THAT(error_of([&] { read(R"({"peft_type": "LOHA"})"); }), HasSubstr(R"("peft_type": "LORA"; found "LOHA")"));
   EXPECT_THAT(error_of([&] { read("[1]"); }), HasSubstr("expected a JSON object"));
   EXPECT_THAT(error_of([&] { read("{"); }), HasSubstr("not valid JSON"));
+  EXPECT_THAT(error_with("\"bias\": " + testing::nested_json(1'000'000)), HasSubstr("not valid JSON"));
   std::filesystem::remove(file_);
   EXPECT_THAT(error_of([&] { read_adapter_config(file_); }), HasSubstr("cannot be opened"));
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "neap/base/error.h"
+#include "neap/base/json_text.h"
 #include "neap/models/internal/config_parts.h"
 
 namespace neap::models {
@@ -22,10 +23,12 @@ using Json = nlohmann::json;
 struct Family {
   std::string_view model_type;
   std::string_view architecture;
+  int64_t positions;  // what transformers assumes where config.json has no max_position_embeddings
 };
-constexpr std::array kFamilies = {Family{"llama", "LlamaForCausalLM"}, Family{"mistral", "MistralForCausalLM"},
-                                  Family{"qwen2", "Qwen2ForCausalLM"}, Family{"qwen3", "Qwen3ForCausalLM"},
-                                  Family{"deepseek_v3", "DeepseekV3ForCausalLM"}};
+constexpr std::array kFamilies = {
+    Family{"llama", "LlamaForCausalLM", 2048}, Family{"mistral", "MistralForCausalLM", 131072},
+    Family{"qwen2", "Qwen2ForCausalLM", 32768}, Family{"qwen3", "Qwen3ForCausalLM", 32768},
+    Family{"deepseek_v3", "DeepseekV3ForCausalLM", 4096}};
 constexpr std::string_view kDeepseek = "deepseek_v3";
 
 const Family* find_family(std::string_view model_type) {
@@ -90,7 +93,7 @@ void read_sizes(JsonReader& reader, ModelConfig& config) {
     config.head_dim = config.hidden_size / config.num_attention_heads;
   }
   reader.read("head_dim", config.head_dim);
-  if (config.model_type == kDeepseek) config.max_position_embeddings = 4096;  // transformers' default
+  config.max_position_embeddings = find_family(config.model_type)->positions;
   reader.read("max_position_embeddings", config.max_position_embeddings);
 }
 
@@ -109,7 +112,7 @@ void throw_if_any(const std::vector<std::string>& faults, std::string_view sourc
 }
 
 Json parse_object(std::string_view text, std::string_view source) {
-  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  auto json = parse_json<Json>(text);
   NEAP_CHECK(!json.is_discarded(), "[models] ", source, ": not JSON; is the file truncated?");
   NEAP_CHECK(json.is_object(), "[models] ", source, ": expected a JSON object; found ", json.type_name());
   return json;
@@ -135,6 +138,13 @@ void check_family(const Json& json, std::string_view source) {
 }
 
 }  // namespace
+
+void internal::check_sizes(std::initializer_list<Size> sizes, const Expect& expect) {
+  for (const auto& [name, value, most] : sizes) {
+    expect(value > 0, concat(name, " must be positive; found ", value));
+    expect(value <= most, concat(name, " must be at most ", most, "; found ", value));
+  }
+}
 
 ModelConfig ModelConfig::from_json(std::string_view text, std::string_view source) {
   const Json json = parse_object(text, source);
@@ -175,18 +185,16 @@ void ModelConfig::validate(std::string_view source) const {
   const auto expect = [&](bool ok, auto... what) {
     if (!ok) faults.push_back(concat(what...));
   };
-  const std::pair<const char*, int64_t> positive[] = {
-      {"vocab_size", vocab_size},
-      {"hidden_size", hidden_size},
-      {"intermediate_size", intermediate_size},
-      {"num_hidden_layers", num_hidden_layers},
-      {"num_attention_heads", num_attention_heads},
-      {"num_key_value_heads", num_key_value_heads},
-      {"head_dim", head_dim},
-      {"max_position_embeddings", max_position_embeddings},
-      {"sliding_window", sliding_window.value_or(1)},
-  };
-  for (const auto& [name, value] : positive) expect(value > 0, name, " must be positive; found ", value);
+  internal::check_sizes({{"vocab_size", vocab_size, internal::kMostTokens},
+                         {"hidden_size", hidden_size, internal::kWidest},
+                         {"intermediate_size", intermediate_size, internal::kWidest},
+                         {"num_hidden_layers", num_hidden_layers, internal::kMostLayers},
+                         {"num_attention_heads", num_attention_heads, internal::kMostParts},
+                         {"num_key_value_heads", num_key_value_heads, internal::kMostParts},
+                         {"head_dim", head_dim, internal::kMostParts},
+                         {"max_position_embeddings", max_position_embeddings, internal::kAny},
+                         {"sliding_window", sliding_window.value_or(1), internal::kAny}},
+                        expect);
   expect(find_family(model_type) != nullptr, "model_type '", model_type, "' is not supported");
   const bool deepseek = model_type == kDeepseek;
   expect(latent_attention.has_value() == deepseek && experts.has_value() == deepseek,

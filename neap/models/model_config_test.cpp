@@ -8,6 +8,7 @@
 
 #include "neap/base/error.h"
 #include "testing/error_of.h"
+#include "testing/nested_json.h"
 
 namespace neap::models {
 namespace {
@@ -53,6 +54,15 @@ TEST(ModelConfig, ReadsTheRopeParametersOfTransformers5) {
   EXPECT_EQ(config.head_dim, 128);
   EXPECT_TRUE(config.qk_norm);
   EXPECT_FALSE(config.qkv_bias);
+  // Of a file that has both, transformers reads one.
+  const ModelConfig both = ModelConfig::from_json(
+      json_of("llama", "LlamaForCausalLM",
+              R"("rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {"rope_theta": 1000000},)"));
+  EXPECT_EQ(both.rope_theta, 1e4);
+  EXPECT_EQ(both.rope_scaling.factor, 2);
+  EXPECT_THAT(error_of_config(json_of("qwen3", "Qwen3ForCausalLM",
+                                      R"("rope_parameters": {"full_attention": {"rope_theta": 1000000}},)")),
+              HasSubstr("rope_parameters of its own for 'full_attention' is not supported"));
 }
 
 TEST(ModelConfig, KnowsTheBiasesAndWindowsOfEachFamily) {
@@ -65,6 +75,24 @@ TEST(ModelConfig, KnowsTheBiasesAndWindowsOfEachFamily) {
   EXPECT_EQ(
       ModelConfig::from_json(json_of("mistral", "MistralForCausalLM", R"("sliding_window": null,)")).sliding_window,
       std::nullopt);
+}
+
+TEST(ModelConfig, WithoutALengthEachFamilyHasItsOwn) {
+  // Yarn stretches from it.
+  constexpr const char* kYarn = R"("max_position_embeddings": null, "rope_scaling": {"type": "yarn", "factor": 4},)";
+  for (const auto& [type, architecture, positions] : {std::tuple{"llama", "LlamaForCausalLM", 2048},
+                                                      {"mistral", "MistralForCausalLM", 131072},
+                                                      {"qwen2", "Qwen2ForCausalLM", 32768},
+                                                      {"qwen3", "Qwen3ForCausalLM", 32768}}) {
+    const ModelConfig config = ModelConfig::from_json(json_of(type, architecture, kYarn));
+    EXPECT_EQ(config.max_position_embeddings, positions) << type;
+    EXPECT_EQ(config.rope_scaling.original_max_position_embeddings, positions) << type;
+  }
+  // One that stands outside of the object wins.
+  const ModelConfig outside = ModelConfig::from_json(
+      json_of("llama", "LlamaForCausalLM", R"("original_max_position_embeddings": 64, "rope_scaling": {"type": "yarn",
+      "factor": 4, "original_max_position_embeddings": 16},)"));
+  EXPECT_EQ(outside.rope_scaling.original_max_position_embeddings, 64);
 }
 
 TEST(ModelConfig, ListsEveryUnsupportedFieldAtOnce) {
@@ -85,6 +113,7 @@ TEST(ModelConfig, RefusesUnknownArchitecturesAndNamesTheKnownOnes) {
   EXPECT_THAT(error_of_config(R"({"vocab_size": 3})"), HasSubstr("model_type ''"));
   EXPECT_THAT(error_of_config("[1]"), HasSubstr("expected a JSON object"));
   EXPECT_THAT(error_of_config("{\"model_type\":"), HasSubstr("not JSON"));
+  EXPECT_THAT(error_of_config("{\"model_type\":" + testing::nested_json(1'000'000) + "}"), HasSubstr("not JSON"));
 }
 
 std::string deepseek_of(const std::string& extra) {
@@ -185,6 +214,12 @@ TEST(ModelConfig, ListsImpossibleSizes) {
   EXPECT_THAT(testing::error_of([&] { config.validate(); }),
               AllOf(HasSubstr("multiple of num_key_value_heads (4)"), HasSubstr("head_dim must be even"),
                     HasSubstr("vocab_size must be positive; found 0")));
+  // What is made of sizes has to be a number, and a model of so many layers would never be there.
+  config.hidden_size = int64_t{1} << 60;
+  config.num_hidden_layers = 1'000'000'000;
+  EXPECT_THAT(testing::error_of([&] { config.validate(); }),
+              AllOf(HasSubstr("hidden_size must be at most 1048576; found 1152921504606846976"),
+                    HasSubstr("num_hidden_layers must be at most 16384; found 1000000000")));
 }
 
 TEST(ModelConfig, IsReadBackFromWhatItWrites) {

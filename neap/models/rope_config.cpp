@@ -32,7 +32,7 @@ namespace {
 
 using Type = RopeScaling::Type;
 
-void read_scaling(JsonReader& rope, const ModelConfig& config, RopeScaling& scaling) {
+void read_scaling(JsonReader& rope, JsonReader& outside, const ModelConfig& config, RopeScaling& scaling) {
   std::string type = "default";
   rope.read("type", type);  // the name before transformers 4.43
   rope.read("rope_type", type);
@@ -51,11 +51,14 @@ void read_scaling(JsonReader& rope, const ModelConfig& config, RopeScaling& scal
   if (scaling.type == Type::kLlama3) {
     rope.require("low_freq_factor", scaling.low_freq_factor);
     rope.require("high_freq_factor", scaling.high_freq_factor);
-    rope.require("original_max_position_embeddings", scaling.original_max_position_embeddings);
+  }
+  if (scaling.type == Type::kLlama3 || scaling.type == Type::kYarn) {
+    // As transformers has it: the one outside of the object wins.
+    scaling.original_max_position_embeddings = config.max_position_embeddings;
+    rope.read("original_max_position_embeddings", scaling.original_max_position_embeddings);
+    outside.read("original_max_position_embeddings", scaling.original_max_position_embeddings);
   }
   if (scaling.type != Type::kYarn) return;
-  scaling.original_max_position_embeddings = config.max_position_embeddings;  // what transformers assumes
-  rope.read("original_max_position_embeddings", scaling.original_max_position_embeddings);
   rope.read("beta_fast", scaling.beta_fast);
   rope.read("beta_slow", scaling.beta_slow);
   rope.read("truncate", scaling.truncate);
@@ -65,19 +68,21 @@ void read_scaling(JsonReader& rope, const ModelConfig& config, RopeScaling& scal
 
 }  // namespace
 
-// transformers 5 writes one object "rope_parameters", before it wrote "rope_theta" and "rope_scaling".
+// transformers 5 writes one object "rope_parameters", before it wrote "rope_theta" and "rope_scaling"; of both objects
+// it reads the older alone.
 void read_rope(JsonReader& reader, ModelConfig& config) {
   reader.read("rope_theta", config.rope_theta);
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    if (!reader.has(key)) continue;
-    if (!reader.at(key).is_object()) {
-      reader.fault(key, "is not an object");
-      continue;
+    if (!reader.has(key) || reader.at(key).empty()) continue;
+    const auto& object = reader.at(key);
+    if (!object.is_object()) return reader.fault(key, "is not an object");
+    for (const auto& [name, value] : object.items()) {
+      if (value.is_object()) return reader.fault(key, concat("of its own for '", name, "' is not supported"));
     }
     JsonReader rope = reader.inner(key);
     rope.read("rope_theta", config.rope_theta);
     rope.expect("partial_rotary_factor", 1.0);
-    read_scaling(rope, config, config.rope_scaling);
+    return read_scaling(rope, reader, config, config.rope_scaling);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "neap/autograd/hook_point.h"
@@ -11,6 +12,7 @@
 #include "neap/autograd/op_name.h"
 #include "neap/autograd/saved_tensor_scope.h"
 #include "neap/base/error.h"
+#include "neap/base/log.h"
 #include "neap/offload/engine_state.h"
 #include "neap/offload/unit_hook.h"
 
@@ -38,6 +40,8 @@ class Engine::Impl {
 
   void attach(const autograd::ModelUnits& model) {
     const MutexLock lock(mutex_);
+    // Of hook points that have gone others may have the address.
+    std::erase_if(attached_, [](const AttachedUnit& unit) { return !unit.handle.attached(); });
     check_model(model.identity);
     check_count(model.units);
 
@@ -45,6 +49,7 @@ class Engine::Impl {
     model_ = model.identity;
     for (const auto& point : model.units) attach_unit(point);
     std::ranges::sort(attached_, {}, &AttachedUnit::order);
+    attach_after_units(model.after_units);
   }
 
   void check_model(const void* identity) const NEAP_REQUIRES(mutex_) {
@@ -55,6 +60,7 @@ class Engine::Impl {
   void detach() noexcept {
     const MutexLock lock(mutex_);
     attached_.clear();
+    after_units_.clear();
     model_ = nullptr;
     state_->stop();
   }
@@ -102,11 +108,21 @@ class Engine::Impl {
     attached_.push_back({point.point, point.order, std::move(hook), std::move(handle)});
   }
 
+  void attach_after_units(const std::vector<autograd::NamedHookPoint>& points) {
+    after_units_.clear();
+    const auto hook = std::make_shared<AfterUnitsHook>(state_);
+    for (const auto& point : points) {
+      if (is_attached(point.point)) continue;
+      after_units_.push_back(point.point->attach(hook, autograd::HookOrder::kOffload));
+    }
+  }
+
   const std::shared_ptr<EngineState> state_;
   mutable Mutex mutex_;
   const void* model_ NEAP_GUARDED_BY(mutex_) = nullptr;
   std::optional<int32_t> scope_unit_ NEAP_GUARDED_BY(mutex_);
   std::vector<AttachedUnit> attached_ NEAP_GUARDED_BY(mutex_);
+  std::vector<autograd::HookHandle> after_units_ NEAP_GUARDED_BY(mutex_);
 };
 
 Engine::Engine(Options options, Resources resources) {
@@ -127,6 +143,7 @@ memory::PoolCounters Engine::host_counters() const { return impl_->state().host_
 
 // Destroyed from its end: the scope is closed before what answers for it.
 struct Scope::Open {
+  const std::thread::id thread = std::this_thread::get_id();
   std::optional<PackScope> policy;
   std::optional<autograd::OpNames> names;
   std::optional<autograd::SavedTensorScope> scope;
@@ -138,6 +155,12 @@ Scope::Scope(Engine& engine) : open_(std::make_unique<Open>()) {
   if (engine.options().policy) open_->names.emplace();
   open_->scope.emplace(&*open_->policy);
 }
-Scope::~Scope() = default;
+Scope::~Scope() {
+  if (!open_->scope || open_->thread == std::this_thread::get_id()) return;
+  (void)open_.release();  // the other thread goes through it whenever it saves a tensor
+  log_error(
+      "[offload] expected a scope to be left on the thread that entered it; found it left on another; what that thread "
+      "saves is offloaded from now on; begin and end a scope on one thread");
+}
 
 }  // namespace neap::offload

@@ -77,7 +77,8 @@ class Engine {
 // for forwards that are not the forward of a module. Units of the engine that run inside take part in the same pass. As
 // a unit does, it leaves tensors alone without grad mode and inside another feature's region; backward may run inside
 // it. Needs no attach(); without it nothing tells frozen parameters and buffers from activations. REQUIRES: destroyed
-// on the thread that made it, in the reverse order of construction.
+// on the thread that made it, in the reverse order of construction. On another thread, where languages that collect
+// garbage may do that, it is not destroyed but stays open, and an error is logged.
 class Scope {
  public:
   explicit Scope(Engine& engine);

@@ -17,6 +17,11 @@ constexpr Bytes kFirstWindow{int64_t{16} << 20};
 constexpr int64_t kTimedEvery = 16;
 constexpr Bytes kNoLimit{int64_t{1} << 60};
 
+// A pool takes no larger one.
+std::optional<Bytes> host_limit(const Options& options) {
+  return options.host_limit ? std::optional(std::min(*options.host_limit, kNoLimit)) : std::nullopt;
+}
+
 // A pool with a limit must be able to use it: slabs that are small against it.
 Bytes slab_size(const Options& options) {
   const Bytes usual = memory::HostPool::Options{}.slab_size;
@@ -96,7 +101,7 @@ void EngineState::adopt_device(c10::Device device) {
 }
 
 std::shared_ptr<Tape> EngineState::enter(int32_t unit, const std::shared_ptr<Tape>& within) {
-  const MutexLock lock(mutex);
+  const EngineLock lock(*this);
   if (stopped_) return nullptr;
   if (within != nullptr) return within;  // a unit inside a unit is part of its run
   auto current = of_this_thread();
@@ -131,20 +136,22 @@ void EngineState::leave(int32_t unit, int64_t begin_ns, int64_t saved, int64_t k
   const int64_t now = link_->device().now_ns();
   recorder_->span("offload/forward", name, begin_ns, now, {{"saved", saved}, {"kept", kept}});
   recorder_->counter("offload/bytes", "in flight", now, static_cast<double>(in_flight_.bytes().count));
-  recorder_->counter("offload/bytes", "away", now, static_cast<double>(away.count));
+  recorder_->counter("offload/bytes", "away", now, static_cast<double>(ledger.away.count));
 }
 
 std::shared_ptr<Tape> EngineState::begin_pass() {
   refresh_device();
   if (link_ == nullptr) return nullptr;
-  learn();
+  end_measuring();
+  // With a timetable that serves there is time for it in backward, when the host is ahead of the device.
+  if (timetable_ == nullptr || times_wanted_) learn();
   departure_ = Departure(tail(), learned_);
   by_timetable_ = timetable_ != nullptr;
   // Times cost a little; a timetable that serves needs no new ones for a while.
   const bool timed =
       automatic() && link_->overlaps() && (!by_timetable_ || times_wanted_ || passes_ % kTimedEvery == 0);
   if (timed) times_wanted_ = false;
-  return std::make_shared<Tape>(shared_from_this(), link_, ++passes_, expected_tensors_, timetable_, timed);
+  return std::make_shared<Tape>(shared_from_this(), link_, ++passes_, expected_length_, timetable_, timed);
 }
 
 // The model may have been moved, and its parameters may lie in other storages than at the last pass (`module.to()`,
@@ -156,7 +163,7 @@ void EngineState::refresh_device() {
     if (!impl) continue;
     const at::Tensor tensor(impl);
     residents.add(tensor);
-    if (!device) device = tensor.device();
+    if (!device || (device->is_cpu() && !tensor.is_meta())) device = tensor.device();
   }
   if (!device) device = adopted_device_;
   if (!device) return;
@@ -165,18 +172,24 @@ void EngineState::refresh_device() {
   link_ = std::make_shared<Link>(found, options.mode == Mode::kAsync);
   if (pool_ == nullptr || (own_pool_ && pool_->options().device != found.c10_device())) {
     own_pool_ = true;
-    pool_ = std::make_shared<memory::HostPool>(memory::HostPool::Options{.slab_size = slab_size(options),
-                                                                         .cache_limit = options.host_cache_limit,
-                                                                         .host_limit = options.host_limit,
-                                                                         .pin = options.pin,
-                                                                         .device = found.c10_device()});
+    pool_ = std::make_shared<memory::HostPool>(
+        memory::HostPool::Options{.slab_size = slab_size(options),
+                                  .cache_limit = std::min(options.host_cache_limit, kNoLimit),
+                                  .host_limit = host_limit(options),
+                                  .pin = options.pin,
+                                  .device = found.c10_device()});
   }
 }
 
-// What the passes before have shown by now.
+// What is measured from now on belongs to another pass.
+void EngineState::end_measuring() {
+  link_->out_stalls().end_pass(by_timetable_);
+  link_->in_stalls().end_pass(by_timetable_);
+}
+
+// What the passes that were measured have shown by now. Each event that is read takes the host a microsecond or so.
 void EngineState::learn() {
   const auto from = [this](StallMeter& stalls, LinkRate& rate, AdaptiveWindow& window, Slack& slack, PassTimes& times) {
-    stalls.end_pass(by_timetable_);
     bool news = false;
     while (auto pass = stalls.next_pass()) {
       if (pass->by_timetable) {
@@ -200,7 +213,7 @@ void EngineState::make_timetable() {
   const auto out = link_->out_rate().ns_per_byte();
   const auto in = link_->in_rate().ns_per_byte();
   if (!out || !in || out_times_.pass != in_times_.pass || !out_times_.complete || !in_times_.complete) return;
-  const auto tensors = static_cast<int64_t>(expected_tensors_);
+  const auto length = static_cast<int64_t>(expected_length_);
   std::vector<SaveTime> saves;
   for (const Point& point : out_times_.points) {
     if (point.place != static_cast<int64_t>(saves.size())) return;
@@ -208,10 +221,10 @@ void EngineState::make_timetable() {
   }
   std::vector<UseTime> uses;
   for (const Point& point : in_times_.points) {
-    if (point.place >= tensors) return;
+    if (point.place >= length) return;
     uses.push_back({point.at_ns, point.bytes, point.place});
   }
-  auto table = Timetable::make(saves, uses, tensors, {*out, out_slack_.ns()}, {*in, in_slack_.ns()});
+  auto table = Timetable::make(saves, uses, length, {*out, out_slack_.ns()}, {*in, in_slack_.ns()});
   timetable_ = table ? std::make_shared<const Timetable>(*std::move(table)) : nullptr;
 }
 
@@ -234,11 +247,30 @@ Departure::Tail EngineState::tail() const {
   return {.keep_runs = 0, .keep_bytes = std::max({options.device_budget, reload_window_.size(), release_window()})};
 }
 
+void EngineState::after_units(uint64_t call) {
+  const EngineLock lock(*this);
+  const auto current = of_this_thread();
+  if (current == current_.end() || (*current)->turned()) return;
+  std::erase_if(waypoints_, [](const Waypoint& waypoint) { return waypoint.tape.expired(); });
+  waypoints_.push_back({call, *current, (*current)->add_waypoint()});
+}
+
+void EngineState::before_units(uint64_t call) {
+  const EngineLock lock(*this);
+  const auto waypoint = std::ranges::find(waypoints_, call, &Waypoint::call);
+  if (waypoint == waypoints_.end()) return;
+  if (const auto tape = waypoint->tape.lock()) tape->come_by(waypoint->position);
+}
+
+void EngineState::came_to(Tape& tape, int64_t number, Bytes size, Moment& now) {
+  if (tape.timed()) tape.link().out_stalls().add_point(now.event(), size, tape.number(), number);
+  if (tape.timetable() != nullptr && !tape.timetable()->expects(number, size)) drop_timetable(tape);
+}
+
 void EngineState::saved(SavedStorage& storage, Tape& tape, Moment& now) {
   units_[static_cast<size_t>(storage.unit())].hit = true;
   if (tape.bytes().count == 0) ++report.passes;
-  if (tape.timed()) tape.link().out_stalls().add_point(now.event(), storage.size(), tape.number(), storage.number);
-  if (tape.timetable() != nullptr && !tape.timetable()->expects(storage.number, storage.size())) drop_timetable(tape);
+  came_to(tape, storage.number, storage.size(), now);
   report.saved_bytes += storage.size();
   saved_ += storage.size();
   if (departure_.leaves_at_once(tape.runs() - 1, tape.bytes(), storage.size())) {
@@ -250,7 +282,9 @@ void EngineState::saved(SavedStorage& storage, Tape& tape, Moment& now) {
 }
 
 // Its use in backward has come nearer to the end of the pass.
-void EngineState::saved_again(SavedStorage& storage, const Tape& tape, int32_t unit) {
+void EngineState::saved_again(SavedStorage& storage, Tape& tape, int32_t unit) {
+  // The timetable ends where the pass did when its backward began.
+  if (tape.turned() && tape.timetable() != nullptr) drop_timetable(tape);
   units_[static_cast<size_t>(unit)].hit = true;
   if (waiting_.contains(storage)) {
     waiting_.remove(storage);
@@ -262,7 +296,6 @@ void EngineState::saved_again(SavedStorage& storage, const Tape& tape, int32_t u
   }
 }
 
-// Sends away what can no longer be in the tail, then lets go of what is on its way out.
 void EngineState::settle(Moment& now) {
   while (SavedStorage* oldest = waiting_.front()) {
     if (!departure_.must_leave(run_ - oldest->run, waiting_.bytes())) break;
@@ -328,12 +361,13 @@ void EngineState::end_backward(int32_t unit) {
 // Backward has come to the pass: this is how long it was, and now it shows what offload has done for it.
 void EngineState::turned(Tape& tape) {
   const Timetable* timetable = tape.timetable();
-  if (timetable != nullptr && (timetable->tensors() != static_cast<int64_t>(tape.tensors()) ||
-                               timetable->storages() != tape.storages_saved())) {
+  if (timetable != nullptr &&
+      (timetable->length() != static_cast<int64_t>(tape.length()) || timetable->storages() != tape.storages_saved())) {
     drop_timetable(tape);
   }
+  learn();
   learned_ = PassShape{tape.runs(), tape.bytes()};
-  expected_tensors_ = tape.tensors();
+  expected_length_ = tape.length();
   Bytes left, freed;
   std::vector<Bytes> held(units_.size());
   tape.for_each_storage([&](const SavedStorage& storage) {
@@ -378,7 +412,7 @@ Prefetcher::Reach EngineState::reach(int64_t run) const {
 
 void EngineState::look(Piece next) {
   if (link_ == nullptr) return;
-  if (const auto stats = link_->device().memory_stats()) peak_.look(stats->allocated_peak, away, next);
+  if (const auto stats = link_->device().memory_stats()) peak_.look(stats->allocated_peak, ledger.away, next);
 }
 
 std::string EngineState::words(Piece piece) const {
@@ -398,8 +432,9 @@ std::string EngineState::words(Piece piece) const {
 }
 
 StepReport EngineState::take_report() {
-  const MutexLock lock(mutex);
+  const EngineLock lock(*this);
   if (link_ != nullptr) {
+    end_measuring();
     learn();
     report.exposed_wait_ns += link_->out_stalls().take_exposed_ns() + link_->in_stalls().take_exposed_ns();
     look({});
@@ -424,7 +459,7 @@ StepReport EngineState::take_report() {
 }
 
 memory::PoolCounters EngineState::host_counters() {
-  const MutexLock lock(mutex);
+  const EngineLock lock(*this);
   return pool_ == nullptr ? memory::PoolCounters{} : pool_->counters();
 }
 

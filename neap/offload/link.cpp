@@ -30,9 +30,10 @@ device::Event Link::copy_in(memory::HostBuffer& host, int64_t copied_out, const 
   const device::ByteSpan from = host.span();
   const device::ByteSpan to{target, pad, from.size};
   if (!overlaps_) {
+    now.stream().wait(host.pending());  // the bytes may have gone out on another compute stream
     copy_in_order(to, from, now.stream(), in_stalls_);
     host.set_pending(now.stream().record());
-    return {};
+    return host.pending();
   }
   const device::Stream in = device_.copy_stream(device::Direction::kIn);
   // The bytes may still be on their way out. Backward reads from the end, so one wait often covers a whole pass.

@@ -70,7 +70,7 @@ class Link {
   CopiedOut copy_out(const c10::Storage& source, ByteRange range, memory::HostBuffer& host, Moment& now);
 
   // Enqueues the copy of `host` into `target` from byte `pad` on, behind the copy out with that number and the compute
-  // stream's place. Returns its end, null and known to `host` as above.
+  // stream's place. Returns its end, which `host` knows, too.
   device::Event copy_in(memory::HostBuffer& host, int64_t copied_out, const c10::Storage& target, int64_t pad,
                         Moment& now);
 

@@ -28,14 +28,14 @@ void PackedView::pack(const at::Tensor& tensor) {
     }
   }
   scope.count_kept();
-  // Without history there is nothing that the tensor could keep alive: itself, as autograd saves it, so that one of a
-  // Python class comes back as what it is.
-  kept_ = tensor.requires_grad() ? autograd::detached_alias(tensor) : tensor;
+  // Without history there is nothing that the tensor could keep alive: itself, as autograd saves it. So one of a Python
+  // class comes back as what it is, and a parameter with the data that it has by then.
+  kept_ = tensor.is_leaf() ? tensor : autograd::detached_alias(tensor);
 }
 
 at::Tensor PackedView::unpack() {
   if (place_.storage == nullptr) {
-    version_.check(kept_.options(), kept_.sizes());
+    version_.check(kept_);
     return kept_;
   }
   Tape& tape = *place_.storage->tape();

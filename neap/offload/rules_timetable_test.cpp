@@ -1,6 +1,7 @@
 // Rule 7's `automatic`: from the second pass on copies follow a timetable, on the device's own clock.
 #include <optional>
 
+#include "neap/autograd/named_hook_points.h"
 #include "neap/offload/test_support.h"
 
 namespace neap::offload {
@@ -24,17 +25,17 @@ class TimetableRule : public OffloadTest {
       config.launch_ns = config.event_ns = 0;  // the host is not what this is about
     });
     at::manual_seed(5);
-    std::vector<FunctionUnits::Body> bodies;
     for (int64_t i = 0; i < kUnits; ++i) {
       weights_.push_back(weight({kSide}));
-      bodies.push_back([w = weights_.back()](const at::Tensor& x) { return at::tanh(x * w); });
+      bodies_.emplace_back([w = weights_.back()](const at::Tensor& x) { return at::tanh(x * w); });
     }
-    model_ = std::make_unique<FunctionUnits>(std::move(bodies));
+    model_ = std::make_unique<FunctionUnits>(bodies_);
     input_ = draw({kSide, kSide});
     synchronize();
   }
   void TearDown() override {
     weights_.clear();
+    bodies_.clear();
     model_.reset();
     input_.reset();
     OffloadTest::TearDown();
@@ -60,6 +61,7 @@ class TimetableRule : public OffloadTest {
     return result;
   }
 
+  std::vector<FunctionUnits::Body> bodies_;
   Tensors weights_;
   std::unique_ptr<FunctionUnits> model_;
   at::Tensor input_;
@@ -84,6 +86,77 @@ TEST_F(TimetableRule, Rule7_FromTheSecondPassOnCopiesAreJustInTime) {
     // The windows of the first pass are 16 MiB.
     EXPECT_LT(next.peak, first.peak - (8 << 20)) << i;
     EXPECT_LT(next.peak, plain.peak / 4) << i;
+  }
+}
+
+// Each event that is read takes the host a microsecond, and at the begin of a step the device waits for the host.
+TEST_F(TimetableRule, Rule7_WhatAPassHasShownIsReadWhenTheHostIsAhead) {
+  const Step plain = step();
+  Engine engine;
+  engine.attach(*model_);
+  for (int i = 0; i < 3; ++i) step();
+  for (int i = 0; i < 3; ++i) {
+    // A question for each block of the host's remains: whether it is free again.
+    EXPECT_LE(step().counters.launch_bound_ns, plain.counters.launch_bound_ns + 1'000 * kUnits) << i;
+  }
+  EXPECT_EQ(engine.take_step_report().late_reloads, 0);
+}
+
+// With a head behind the units, which takes 2 ms each way and saves nothing.
+class TimetableRuleWithHead : public TimetableRule {
+ protected:
+  void SetUp() override {
+    TimetableRule::SetUp();
+    bodies_.emplace_back([](at::Tensor x) {
+      for (int i = 0; i < 20; ++i) x = x.neg();
+      return x;
+    });
+    model_ = std::make_unique<FunctionUnits>(bodies_);
+  }
+};
+
+TEST_F(TimetableRuleWithHead, Rule7_ReloadsGetAheadWhileTheHeadRunsBackward) {
+  const Step plain = step();
+  auto units = autograd::select_model_units(*model_, {"0-39"}, "offload");
+  ASSERT_EQ(units.after_units.size(), 1);
+  Engine with;
+  with.attach(units);
+  for (int i = 0; i < 4; ++i) step();
+  with.take_step_report();
+  const Step served = step();
+  const StepReport report = with.take_step_report();
+  EXPECT_EQ(report.stayed_bytes, 0_MiB);
+  EXPECT_EQ(report.late_reloads, 0);
+  // Also the last copy out is over before backward begins. The input is the test's own.
+  EXPECT_EQ(report.measured_drop, report.saved_bytes - 1_MiB);
+  EXPECT_LE(served.counters.stall_ns, served.counters.kernel_busy_ns / 100);
+  EXPECT_TRUE(bit_equal(served.grads, plain.grads));
+  with.detach();
+
+  // Without it, what is needed first cannot leave.
+  Engine without;
+  units.after_units.clear();
+  without.attach(units);
+  for (int i = 0; i < 4; ++i) step();
+  without.take_step_report();
+  step();
+  EXPECT_GT(without.take_step_report().stayed_bytes, 0_MiB);
+}
+
+TEST_F(TimetableRuleWithHead, Rule10_AKeptGraphComesByTheHeadTwice) {
+  const Step plain = step();
+  Engine engine;
+  engine.attach(*model_, {"0-39"});
+  step(), step(), step();
+  const at::Tensor loss = model_->forward(input_).sum();
+  engine.take_step_report();
+  for (const bool keep : {true, false}) {
+    loss.backward({}, keep);
+    for (size_t i = 0; i < weights_.size(); ++i) {
+      EXPECT_TRUE(bit_equal(weights_[i].grad().cpu(), plain.grads[i])) << i;
+      weights_[i].mutable_grad().reset();
+    }
+    EXPECT_EQ(engine.take_step_report().late_reloads, 0);
   }
 }
 
@@ -117,6 +190,24 @@ TEST_F(TimetableRule, Rule10_AKeptGraphIsReadTwiceByTheSameTimetable) {
   }
   // The second time even the tail is away.
   EXPECT_LE(engine.take_step_report().late_reloads, 1);
+}
+
+// What is saved once backward has begun has no place in the timetable, which ends with the pass as it was then.
+TEST_F(TimetableRule, Rule10_APassMayGoOnAfterItsBackward) {
+  Engine engine;
+  const auto run = [&](bool goes_on) {
+    const Scope scope(engine);
+    const at::Tensor y = model_->forward(input_);
+    y.sum().backward({}, /*keep_graph=*/goes_on);
+    for (int i = 0; goes_on && i < 8; ++i) (y * weights_[0]).sum().backward({}, /*keep_graph=*/true);
+    const at::Tensor grad = weights_[0].grad().cpu();
+    for (const at::Tensor& w : weights_) w.mutable_grad().reset();
+    return grad;
+  };
+  const at::Tensor expected = run(/*goes_on=*/true);
+  for (int i = 0; i < 3; ++i) (void)run(/*goes_on=*/false);
+  EXPECT_LT(engine.take_step_report().prefetch_window, 16_MiB) << "there is no timetable";
+  EXPECT_TRUE(bit_equal(run(/*goes_on=*/true), expected));
 }
 
 // Two micro-batches before their backward: no timetable can be made of times that belong to both.

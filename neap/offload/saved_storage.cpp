@@ -24,26 +24,28 @@ bool has_memory(const c10::Storage& storage) {
 // Vector kernels may choose their path, and with it the order of a sum, by how an address is aligned. What comes back
 // lies as it lay.
 constexpr int64_t kAlignment = 64;
+// Of no element less. Memory of other people's may begin anywhere; what comes back of it is aligned to its elements.
+constexpr int64_t kLargestElement = 16;
 
 int64_t padding_of(const c10::Storage& storage, int64_t begin) {
-  const auto address = reinterpret_cast<uintptr_t>(storage.data()) + static_cast<uintptr_t>(begin);
-  return static_cast<int64_t>(address % kAlignment);
+  auto address = reinterpret_cast<uintptr_t>(storage.data());
+  address -= address % kLargestElement;
+  return static_cast<int64_t>((address + static_cast<uintptr_t>(begin)) % kAlignment);
 }
 
 }  // namespace
 
 SavedStorage::SavedStorage(std::shared_ptr<Tape> tape, StorageKey key, const c10::Storage& device,
-                           const device::Stream& home, int32_t unit, Bytes& away)
+                           const device::Stream& home, int32_t unit, Ledger& ledger)
     : tape_(std::move(tape)),
       key_(std::move(key)),
       unit_(unit),
-      away_(away),
+      ledger_(ledger),
       device_(device),
       padding_(padding_of(device, key_.range.begin)),
       home_(home) {}
 
 SavedStorage::~SavedStorage() {
-  if (state_ == StorageState::kHost) away_ -= size();
   if (let_go_ordered_) return;
   try {
     order_home();
@@ -57,8 +59,18 @@ SavedStorage::~SavedStorage() {
 void SavedStorage::become(StorageState state) {
   const StorageState before = state_;
   advance(state_, state);
-  if (before == StorageState::kHost) away_ -= size();
-  if (state == StorageState::kHost) away_ += size();
+  if (before == StorageState::kHost) ledger_.away -= size();
+  if (state == StorageState::kHost) ledger_.away += size();
+}
+
+void SavedStorage::retire() {
+  if (state_ == StorageState::kHost) ledger_.away -= size();
+}
+
+void SavedStorage::let_go() {
+  become(StorageState::kHost);
+  ledger_.let_go.push_back(std::move(device_));
+  device_ = {};
 }
 
 // Device memory goes before its copy is known to be over.
@@ -84,8 +96,7 @@ void SavedStorage::release(Copy copy) {
   NEAP_ASSERT(state_ == StorageState::kCopyingOut, "release in state ", state_);
   if (copy == Copy::kUnderWay) home_.wait(copied_);
   let_go_ordered_ = true;
-  become(StorageState::kHost);
-  device_ = {};
+  let_go();
 }
 
 bool SavedStorage::forward() {
@@ -124,7 +135,7 @@ void SavedStorage::load(c10::Storage target, StallMeter::Begun begun, Link& link
   is_reload_ = true;
   home_ = now.stream();
   load_begun_ = begun;
-  waited_by_.reset();
+  waited_by_ = link.overlaps() ? std::nullopt : std::optional(home_);  // the copy is work of that stream
   begin_generation();
   let_go_ordered_ = !link.overlaps();
   if (!link.overlaps()) become(StorageState::kReloaded);
@@ -132,7 +143,7 @@ void SavedStorage::load(c10::Storage target, StallMeter::Begun begun, Link& link
 
 const c10::Storage& SavedStorage::use(Link& link, Moment& now) {
   NEAP_ASSERT(state_ != StorageState::kHost, "no device memory to use");
-  if (is_reload_ && link.overlaps() && !(waited_by_ && *waited_by_ == now.stream())) {
+  if (is_reload_ && !(waited_by_ && *waited_by_ == now.stream())) {
     if (state_ == StorageState::kCopyingIn) link.in_stalls().add_wait(now.event(), loaded_, size(), load_begun_);
     now.stream().wait(loaded_);
     if (!(now.stream() == home_)) link.device().record_on_stream(device_.data_ptr(), now.stream());
@@ -146,8 +157,7 @@ const c10::Storage& SavedStorage::use(Link& link, Moment& now) {
 void SavedStorage::drop() {
   NEAP_ASSERT(state_ == StorageState::kReloaded, "drop in state ", state_);
   if (!let_go_ordered_) order_home();  // recalled while on its way out
-  become(StorageState::kHost);
-  device_ = {};
+  let_go();
   is_reload_ = false;
 }
 

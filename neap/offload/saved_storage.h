@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "neap/autograd/storage_identity.h"
 #include "neap/base/pooled.h"
@@ -39,13 +40,19 @@ struct StorageKey {
   friend bool operator==(const StorageKey&, const StorageKey&) = default;
 };
 
+// What is counted and collected over all storages of an engine. Guarded by its lock.
+struct Ledger {
+  Bytes away;  // of storages that are on the host alone now
+  // Device memory that was let go. Whoever made it may run code of his own at its end, so that comes after the lock.
+  std::vector<c10::Storage> let_go;
+};
+
 class SavedStorage : public Pooled<SavedStorage> {
  public:
   // `home`: the stream that is current where the tensor is saved.
-  // `away`: counts the bytes of storages in kHost.
   SavedStorage(std::shared_ptr<Tape> tape, StorageKey key, const c10::Storage& device, const device::Stream& home,
-               int32_t unit, Bytes& away);
-  // Whatever is under way keeps the memory it needs. REQUIRES: out of all queues.
+               int32_t unit, Ledger& ledger);
+  // Whatever is under way keeps the memory it needs. REQUIRES: out of all queues, and retired. Without the lock.
   ~SavedStorage();
   SavedStorage(const SavedStorage&) = delete;
   SavedStorage& operator=(const SavedStorage&) = delete;
@@ -75,6 +82,8 @@ class SavedStorage : public Pooled<SavedStorage> {
   void load(c10::Storage target, StallMeter::Begun begun, Link& link, Moment& now);
   // kReloaded → kHost: the host still has the bytes.
   void drop();
+  // It is about to be destroyed: the engine counts it no more.
+  void retire();
 
   // The device memory, made safe to use on the stream; a byte of the storage is found `origin()` bytes further in it.
   // The stream waits for the copy in, if there was one. REQUIRES: state() != kHost.
@@ -107,11 +116,12 @@ class SavedStorage : public Pooled<SavedStorage> {
   void begin_generation() { ++generation_, unused_ = views_; }
   void order_home();
   void become(StorageState state);
+  void let_go();
 
   const std::shared_ptr<Tape> tape_;
   const StorageKey key_;
   const int32_t unit_;  // the unit that saved it first
-  Bytes& away_;
+  Ledger& ledger_;
   StorageState state_ = StorageState::kDevice;
   int32_t views_ = 0;
   int32_t unused_ = 0;

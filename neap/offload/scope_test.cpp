@@ -1,6 +1,8 @@
 // Scopes without a unit, units that belong to no torch::nn::Module, and whose tensors are somebody else's.
 #include <ATen/SavedTensorHooks.h>
 
+#include <optional>
+
 #include "neap/autograd/named_hook_points.h"
 #include "neap/base/scope_exit.h"
 #include "neap/offload/test_support.h"
@@ -85,6 +87,16 @@ TEST_F(OffloadScope, AUnitInsideHooksOfPythonsLeavesItsTensorsToThem) {
   EXPECT_EQ(engine.take_step_report().saved_tensors, 0);
   chain.loss().backward();
   EXPECT_GT(engine.take_step_report().saved_tensors, 0);
+}
+
+TEST_F(OffloadScope, AUnitAtTheAddressOfOneThatHasGoneIsAttached) {
+  std::optional<autograd::HookPoint> point(std::in_place);
+  Engine engine(all_sizes({.keep_last = 0}));
+  engine.attach({.identity = &engine, .units = {{"first", &*point, 0}}});
+  point.emplace();
+  engine.attach({.identity = &engine, .units = {{"second", &*point, 0}}});
+  EXPECT_TRUE(point->has_hooks());
+  EXPECT_THAT(engine.unit_names(), ::testing::ElementsAre("second"));
 }
 
 TEST_F(OffloadScope, UnitsOfModelsInAnotherLanguage) {

@@ -70,7 +70,7 @@ Place Tape::pack(const at::Tensor& tensor, int32_t unit) {
   const bool takes_all = 2 * own.size() >= whole.size();
 
   std::unique_ptr<SavedStorage> created;  // if an exception comes, destroyed after the lock has been given back
-  const MutexLock lock(engine_->mutex);
+  const EngineLock lock(*engine_);
   StorageKey key{autograd::StorageIdentity(tensor), whole};
   size_t hash = hash_of(key);
   SavedStorage* known = find(key, hash);
@@ -93,7 +93,7 @@ Place Tape::pack(const at::Tensor& tensor, int32_t unit) {
 
   Moment now = link_->now();
   created =
-      std::make_unique<SavedStorage>(shared_from_this(), std::move(key), storage, now.stream(), unit, engine_->away);
+      std::make_unique<SavedStorage>(shared_from_this(), std::move(key), storage, now.stream(), unit, engine_->ledger);
   created->run = engine_->run();
   created->number = storages_saved_++;
   arrays_.storages.insert(*created, hash);
@@ -102,6 +102,7 @@ Place Tape::pack(const at::Tensor& tensor, int32_t unit) {
   } catch (...) {
     arrays_.storages.erase(*created);
     engine_->leave_queues(*created);
+    created->retire();
     --storages_saved_;
     throw;
   }
@@ -119,10 +120,33 @@ Place Tape::append(SavedStorage& storage) {
   return {&storage, static_cast<int64_t>(arrays_.slots.size()) - 1, storage.join()};
 }
 
-Unpacked Tape::unpack(Place& place) {
-  const MutexLock lock(engine_->mutex);
-  SavedStorage& storage = *place.storage;
+int64_t Tape::add_waypoint() {
+  Moment now = link_->now();
+  const int64_t number = storages_saved_++;
+  arrays_.slots.push_back({nullptr, runs_ - 1});
+  engine_->came_to(*this, number, Bytes(0), now);
+  engine_->settle(now);
+  return static_cast<int64_t>(arrays_.slots.size()) - 1;
+}
+
+void Tape::turn() {
   if (!std::exchange(turned_, true)) engine_->turned(*this);
+}
+
+void Tape::come_by(int64_t waypoint) {
+  if (!link_->overlaps()) return;
+  turn();
+  Moment now = link_->now();
+  ScopeExit forget_loads([this] { loads_.clear(); });
+  prefetch(waypoint);
+  start_loads(now);
+  if (timed_) link_->in_stalls().add_point(now.event(), Bytes(0), number_, waypoint);
+}
+
+Unpacked Tape::unpack(Place& place) {
+  const EngineLock lock(*engine_);
+  SavedStorage& storage = *place.storage;
+  turn();
   Moment now = link_->now();
   {
     ScopeExit forget_loads([this] { loads_.clear(); });
@@ -214,7 +238,7 @@ void Tape::forget(Place& place) noexcept {
   std::unique_ptr<SavedStorage> last;  // destroyed after the lock has been given back: it may own the tape
   SavedStorage& storage = *std::exchange(place.storage, nullptr);
   Tape* tape = storage.tape().get();
-  const MutexLock lock(tape->engine_->mutex);
+  const EngineLock lock(*tape->engine_);
   tape->arrays_.slots[static_cast<size_t>(place.position)].storage = nullptr;
   storage.leave(place.used_generation);
   if (storage.views() == 0) {
@@ -222,6 +246,7 @@ void Tape::forget(Place& place) noexcept {
     tape->count_used(storage);
     tape->arrays_.storages.erase(storage);
     tape->engine_->leave_queues(storage);
+    storage.retire();
   } else if (storage.state() == StorageState::kReloaded && storage.all_used()) {
     try {
       storage.drop();

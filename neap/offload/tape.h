@@ -2,7 +2,8 @@
 //
 // A tape belongs to the graph of its pass: saved tensors keep it through their storage, and the thread that runs the
 // pass until it begins another. It holds no storage itself. Positions count saved tensors; a storage saved again has a
-// position for each time, since backward needs it first at the last one.
+// position for each time, since backward needs it first at the last one. A waypoint takes a position too, and a number
+// among the storages: nothing is saved there, but forward comes by, and so does backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,7 +42,7 @@ struct Unpacked {
 class TapeRoom {
  public:
   struct Slot {
-    SavedStorage* storage;  // null when the saved tensor is gone
+    SavedStorage* storage;  // null when the saved tensor is gone, and at a waypoint
     int64_t run;
   };
   struct Arrays {
@@ -79,9 +80,13 @@ class Tape : public std::enable_shared_from_this<Tape> {
 
   // REQUIRES: may_leave(tensor). Null storage: smaller than what may leave after all.
   Place pack(const at::Tensor& tensor, int32_t unit);
+  // Forward is at a waypoint; returns its position. Locked.
+  int64_t add_waypoint();
 
   // ---- backward
   Unpacked unpack(Place& place);
+  // Backward is at a waypoint. Locked.
+  void come_by(int64_t waypoint);
   // The saved tensor is gone; on whatever thread.
   static void forget(Place& place) noexcept;
 
@@ -90,7 +95,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
   const std::shared_ptr<Link>& shared_link() const { return link_; }
   int64_t runs() const { return runs_; }
   Bytes bytes() const { return bytes_; }
-  size_t tensors() const { return arrays_.slots.size(); }
+  size_t length() const { return arrays_.slots.size(); }  // in positions
   int64_t number() const { return number_; }
   bool timed() const { return timed_; }
   // Null as soon as the pass is seen to be another than the one it was made for.
@@ -111,6 +116,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
     c10::Storage target;
     StallMeter::Begun begun;
   };
+  void turn();
   void bring(SavedStorage& storage);
   void prefetch(int64_t position);
   void note_use(SavedStorage& storage, int64_t position, Moment& now);

@@ -18,10 +18,10 @@ constexpr double kMargin = 1.05;
 int64_t CopyCost::of(Bytes size) const { return std::llround(kMargin * ns_per_byte * static_cast<double>(size.count)); }
 
 std::optional<Timetable> Timetable::make(const std::vector<SaveTime>& saves, const std::vector<UseTime>& uses,
-                                         int64_t tensors, CopyCost out, CopyCost in) {
+                                         int64_t length, CopyCost out, CopyCost in) {
   if (saves.empty() || uses.empty()) return std::nullopt;
   Timetable table;
-  table.tensors_ = tensors;
+  table.length_ = length;
   for (const SaveTime& save : saves) table.sizes_.push_back(save.size);
   // The tail comes from backward, and forward has to know it.
   if (!table.plan_in(uses, in) || !table.plan_out(saves, out)) return std::nullopt;
@@ -46,7 +46,7 @@ bool Timetable::plan_in(const std::vector<UseTime>& uses, CopyCost in) {
   }
   if (static_cast<double>(busy_ns) > kBusy * static_cast<double>(uses.back().at_ns - begin)) return false;
 
-  in_by_.resize(static_cast<size_t>(tensors_));
+  in_by_.resize(static_cast<size_t>(length_));
   size_t begun = 0;
   Bytes ahead;
   for (size_t i = 0; i < count; ++i) {

@@ -26,13 +26,14 @@
 
 namespace neap::offload {
 
-// The n-th storage that a pass saved.
+// The n-th storage that a pass saved, or a waypoint, which has no bytes.
 struct SaveTime {
   int64_t at_ns = 0;
   Bytes size{};
 };
 
-// A storage's first use in backward, through the saved tensor at this position of the tape.
+// A storage's first use in backward, through the saved tensor at this position of the tape; or backward's coming by a
+// waypoint.
 struct UseTime {
   int64_t at_ns = 0;
   Bytes size{};
@@ -65,12 +66,12 @@ class Slack {
 class Timetable {
  public:
   // Saves and uses in order. Nothing when the link would be busy nearly all the time: then waits cannot be avoided,
-  // only memory bounded. `tensors`: saved in the pass, positions are below it.
+  // only memory bounded. `length`: of the tape, positions are below it.
   static std::optional<Timetable> make(const std::vector<SaveTime>& saves, const std::vector<UseTime>& uses,
-                                       int64_t tensors, CopyCost out, CopyCost in);
+                                       int64_t length, CopyCost out, CopyCost in);
 
   // ---- is this the pass it was made for?
-  int64_t tensors() const { return tensors_; }
+  int64_t length() const { return length_; }
   int64_t storages() const { return static_cast<int64_t>(sizes_.size()); }
   bool expects(int64_t storage, Bytes size) const { return storage < storages() && at(sizes_, storage) == size; }
 
@@ -99,7 +100,7 @@ class Timetable {
   bool plan_in(const std::vector<UseTime>& uses, CopyCost in);
   bool plan_out(const std::vector<SaveTime>& saves, CopyCost out);
 
-  int64_t tensors_ = 0;
+  int64_t length_ = 0;
   std::vector<Bytes> sizes_;        // by storage
   std::vector<int64_t> out_by_;     // by storage
   std::vector<int64_t> in_by_;      // by position

@@ -97,6 +97,22 @@ TEST(Timetable, SlackMovesEveryMoment) {
   EXPECT_EQ(table->tail(), 2_MiB);
 }
 
+TEST(Timetable, AWaypointBeforeTheUnitsIsTimeToBringBackWhatWouldBeTheTail) {
+  // Forward and backward come by something that takes 4 ms and saves nothing.
+  auto saves = saves_every(2 * kMs, 10);
+  saves.push_back({22 * kMs, Bytes(0)});
+  std::vector<UseTime> uses = {{-4 * kMs, Bytes(0), 10}};
+  for (const UseTime& use : uses_every(0, 3)) uses.push_back({use.at_ns, use.size, use.position + 7});
+  for (const UseTime& use : uses_every(2 * kMs, 7)) uses.push_back({use.at_ns + 2 * kMs, use.size, use.position});
+  const auto table = Timetable::make(saves, uses, 11, kLink, kLink);
+  ASSERT_TRUE(table);
+  EXPECT_EQ(table->tail(), 0_MiB);
+  EXPECT_EQ(table->out_by(9), 10);  // the last storage is let go there
+  EXPECT_EQ(table->in_by(10), 4);   // all three at the waypoint, beside it
+  EXPECT_EQ(table->position(0), 10);
+  EXPECT_TRUE(table->expects(10, Bytes(0)));
+}
+
 TEST(Timetable, ThereIsNoneWhereTheLinkIsBusyAllTheTime) {
   EXPECT_FALSE(Timetable::make(saves_every(kMs, 50), uses_every(3 * kMs, 50), 50, kLink, kLink));
   EXPECT_FALSE(Timetable::make(saves_every(3 * kMs, 50), uses_every(kMs, 50), 50, kLink, kLink));
@@ -108,7 +124,7 @@ TEST(Timetable, ThereIsNoneWhereTheLinkIsBusyAllTheTime) {
 TEST(Timetable, KnowsThePassItWasMadeFor) {
   const auto table = Timetable::make(saves_every(2 * kMs, 6), uses_every(2 * kMs, 6), 9, kLink, kLink);
   ASSERT_TRUE(table);
-  EXPECT_EQ(table->tensors(), 9);
+  EXPECT_EQ(table->length(), 9);
   EXPECT_TRUE(table->expects(5, 1_MiB));
   EXPECT_FALSE(table->expects(5, 2_MiB));
   EXPECT_FALSE(table->expects(6, 1_MiB));

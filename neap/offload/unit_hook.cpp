@@ -30,17 +30,21 @@ std::unique_ptr<autograd::SavedVariableHooks> PackScope::make_hook() {
 }
 
 bool PackScope::may_leave(const at::Tensor& tensor) {
+  if (!is_plain(tensor) || tensor.numel() == 0) return false;
+  if (tensor.storage().nbytes() < static_cast<size_t>(engine_->options.min_bytes.count)) return false;
   if (tape_ == nullptr) [[unlikely]] {
-    if (!tensor.is_floating_point()) return false;
+    if (!tensor.is_floating_point() && !tensor.is_complex()) return false;
     engine_->adopt_device(tensor.device());
     enter(engine_->enter(unit_, nullptr));
     if (tape_ == nullptr) return false;
   }
   // Tensors of a plain CPU carry no index.
   const c10::Device device = tensor.device();
-  if (device.type() != tape_->device().type() || (device.has_index() && device != tape_->device())) return false;
-  if (!is_plain(tensor) || tensor.numel() == 0) return false;
-  if (tensor.storage().nbytes() < static_cast<size_t>(engine_->options.min_bytes.count)) return false;
+  if (device.type() != tape_->device().type() || (device.has_index() && device != tape_->device())) {
+    // Adopted was that of a number on the CPU, say; the next pass knows better.
+    if (tape_->device().is_cpu()) engine_->adopt_device(device);
+    return false;
+  }
   if (engine_->residents.is_resident(tensor)) return false;
   const Policy& policy = engine_->options.policy;
   return !policy || policy(tensor, name_, autograd::current_op_name()) == Decision::kOffload;
@@ -80,5 +84,13 @@ void OffloadHook::around_forward(const autograd::UnitCall& /*call*/, c10::functi
 
 void OffloadHook::before_backward(const autograd::UnitCall& /*call*/) { engine_->begin_backward(unit_); }
 void OffloadHook::after_backward(const autograd::UnitCall& /*call*/) { engine_->end_backward(unit_); }
+
+void AfterUnitsHook::around_forward(const autograd::UnitCall& call, c10::function_ref<void()> body) {
+  body();
+  if (!c10::GradMode::is_enabled() || autograd::current_backward() != autograd::kNoBackward) return;
+  engine_->after_units(call.id);
+}
+
+void AfterUnitsHook::before_backward(const autograd::UnitCall& call) { engine_->before_units(call.id); }
 
 }  // namespace neap::offload

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "neap/autograd/hook_point.h"
 #include "neap/autograd/saved_tensor_scope.h"
@@ -74,6 +75,20 @@ class OffloadHook final : public autograd::UnitHook {
   const std::shared_ptr<EngineState> engine_;
   const std::string name_;
   const int32_t unit_;
+};
+
+// On what runs after the units, a final norm or a head: its backward comes before theirs, and copies can come back
+// during it.
+class AfterUnitsHook final : public autograd::UnitHook {
+ public:
+  explicit AfterUnitsHook(std::shared_ptr<EngineState> engine) : engine_(std::move(engine)) {}
+
+  void around_forward(const autograd::UnitCall& call, c10::function_ref<void()> body) override;
+  void before_backward(const autograd::UnitCall& call) override;
+  bool wants_after_backward() const override { return false; }
+
+ private:
+  const std::shared_ptr<EngineState> engine_;
 };
 
 }  // namespace neap::offload

@@ -59,11 +59,14 @@ class Recompute::Impl {
 
   ~Impl() {
     detach();
+    const MutexLock lock(shared_->recording);
     shared_->recorder = nullptr;
   }
 
   void attach(torch::nn::Module& model, const std::vector<std::string>& patterns) {
     const MutexLock lock(mutex_);
+    // Of hook points that have gone others may have the address.
+    std::erase_if(attached_, [](const AttachedUnit& unit) { return !unit.handle.attached(); });
     NEAP_CHECK(attached_.empty() || model_ == &model,
                "[recompute] expected the model that this object is attached to; found another; use one per model");
     const auto chosen = autograd::select_hook_points(model, patterns, "recompute");

@@ -421,5 +421,14 @@ TEST_F(RegionTest, MetaTensorsPassThrough) {
   EXPECT_EQ(x.grad().sizes(), x.sizes());
 }
 
+// Their sizes are no list of numbers.
+TEST_F(RegionTest, NestedTensorsPassThrough) {
+  const std::vector<Tensor> parts = {at::ones({2}), at::ones({3})};
+  const Tensor x = at::_nested_tensor_from_tensor_list(parts).set_requires_grad(true);
+  const Tensor y = region_of([](const Tensor& in) { return in * in; }, x);
+  y.to_padded_tensor(0).sum().backward();
+  EXPECT_TRUE(at::equal(x.grad().to_padded_tensor(0), 2 * x.detach().to_padded_tensor(0)));
+}
+
 }  // namespace
 }  // namespace neap::recompute::testing

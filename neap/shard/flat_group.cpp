@@ -220,9 +220,11 @@ void FlatGroup::reshard() {
     }
   }
   reshard_quietly();
-  NEAP_CHECK(written == nullptr, "[shard] expected the full parameters of '", unit_,
-             "' to stay as they are while they are unsharded; found that ", named(*written),
-             " was written or replaced, which its shard does not know; write inside Sharded::with_full_parameters()");
+  NEAP_CHECK(
+      written == nullptr, "[shard] expected the full parameters of '", unit_,
+      "' to stay as they are while they are unsharded; found that ", named(*written),
+      " was written or replaced, which its shard does not know; write inside Sharded::with_full_parameters(), with "
+      "write_back");
 }
 
 void FlatGroup::show_full_shape() {

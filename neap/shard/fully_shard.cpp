@@ -211,10 +211,12 @@ void Sharded::with_full_parameters(c10::function_ref<void()> body, bool write_ba
   const ScopeExit end([&] { coordinator.reshard_all_quietly(); });
   coordinator.unshard_all();
   body();
-  if (!write_back) return;
   for (const auto& unit : coordinator.units()) {
-    for (const auto& group : unit->groups) group->write_back();
+    for (const auto& group : unit->groups) {
+      if (write_back) group->write_back();
+    }
   }
+  coordinator.reshard_all();  // notices what was written and not taken over
 }
 
 void Sharded::reshard() { impl_->coordinator->come_to_rest("reshard()"); }

@@ -104,7 +104,8 @@ class Sharded {
   NoSync no_sync() { return NoSync(*this); }
 
   // Calls `body` with all parameters full, one unit after the other being gathered; what it writes is kept when
-  // `write_back` is set and every rank writes the same. Between steps. Collective. Holds the whole model.
+  // `write_back` is set and every rank writes the same, else a UserError (of one rank that has nothing to gather it is
+  // kept anyhow). Between steps. Collective. Holds the whole model.
   void with_full_parameters(c10::function_ref<void()> body, bool write_back = false);
   // Lets go of full parameters that a forward without a backward has left.
   void reshard();

@@ -78,6 +78,11 @@ TEST(Lifecycle, WritingToAFullParameterIsNoticed) {
       return at::ones({});
     };
     EXPECT_THAT(message_of([&] { net.unit(0).hook_point().run({}, write); }), HasSubstr("'layers.0.p0' was written"));
+    const at::Tensor before = net.unit(0).parameter(0).detach().clone();
+    EXPECT_THAT(message_of([&] { sharded.with_full_parameters([&] { write(); }); }),
+                AllOf(HasSubstr("'layers.0.p0' was written"), HasSubstr("with write_back")));
+    EXPECT_TRUE(bit_equal(net.unit(0).parameter(0).detach(), before));
+    expect_at_rest(sharded);
     sharded.with_full_parameters([&] { write(); }, /*write_back=*/true);
     EXPECT_TRUE(bit_equal(net.unit(0).parameter(0).detach(), at::full({kSide * kSide / 2}, 2.0F)));
     expect_at_rest(sharded);

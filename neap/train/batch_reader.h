@@ -24,6 +24,7 @@ class ReadAhead;
 struct Batch {
   at::Tensor inputs;
   at::Tensor labels;
+  int64_t learned = 0;  // of the first of a step: labels in all of its batches that the data does not leave out
 };
 
 class BatchReader {
@@ -32,13 +33,15 @@ class BatchReader {
     int64_t batch = 1;
     int64_t sequence = 1;  // the length of the sequences
     int64_t stride = 1;    // positions from one batch to the next
+    int64_t step = 1;      // batches whose labels are counted together
     size_t ahead = 2;      // batches that may be ready
     c10::Device device = c10::kCPU;
   };
   BatchReader(const Sequences& sequences, Options options);
   ~BatchReader();
 
-  // The sequences at `position` … `position` + batch - 1. Throws what reading them threw: UserError for a file that has
+  // The sequences at `position` … `position` + batch - 1. REQUIRES: a position that is not next in line begins a step.
+  // Throws what reading them threw: UserError for a file that has
   // been cut meanwhile, an error of memory.
   Batch read(int64_t position);
 

@@ -60,6 +60,18 @@ TEST_F(BatchReaderTest, ReadsTheRowsOfAPositionWithTheirLabels) {
   }
 }
 
+TEST_F(BatchReaderTest, TheFirstBatchOfAStepKnowsHowManyLabelsOfTheStepCount) {
+  // Text byte 9 ends a document: sequence 2, the second of the first step of this rank of two.
+  const Sequences ended(*file_, {.length = 4, .shuffle = false, .seed = 0, .end_token = 9});
+  BatchReader batches(ended, {.batch = 1, .sequence = 4, .stride = 2, .step = 3});
+  const auto learned = [&](int64_t position) { return batches.read(position).learned; };
+  EXPECT_EQ(learned(0), 11);
+  EXPECT_EQ(batches.read(2).labels.eq(kIgnoredLabel).sum().item<int64_t>(), 1);
+  batches.read(4);
+  EXPECT_EQ(learned(6), 12);
+  EXPECT_EQ(learned(0), 11);  // begun anew
+}
+
 TEST_F(BatchReaderTest, AnyOtherPositionIsReadJustAsWell) {
   BatchReader batches = reader(1, 1);
   for (const int64_t position : {3, 4, 5, 40, 41, 0, 0, 7}) {

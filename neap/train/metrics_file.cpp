@@ -121,7 +121,9 @@ void write_file(const std::filesystem::path& path, const std::string& text) {
     out.flush();
     NEAP_CHECK(out.good(), "[log.dir] ", path.string(), " cannot be written; check permissions and space");
   }
-  std::filesystem::rename(fresh, path);
+  std::error_code error;
+  std::filesystem::rename(fresh, path, error);
+  NEAP_CHECK(!error, "[log.dir] ", path.string(), " cannot be written: ", error.message());
 }
 
 }  // namespace neap::train

@@ -78,7 +78,11 @@ void write_model(const ModelDirectory& target, const torch::nn::Module& model, s
   });
 }
 
-void warn_of_export_without_mtp(const fs::path& path, const models::ModelConfig& config) {
+void warn_of_export(const fs::path& path, const models::ModelConfig& config, bool adapters) {
+  if (adapters) {
+    log_warning("[checkpoint.export] ", path.string(),
+                " is the model alone, as it was; what was trained are the adapters, in adapter/");
+  }
   if (config.mtp_layers == 0 || config.with_mtp) return;
   log_warning("[checkpoint.export] ", path.string(), " is without the model's ", config.mtp_layers,
               config.mtp_layers == 1 ? " layer" : " layers",
@@ -86,8 +90,10 @@ void warn_of_export_without_mtp(const fs::path& path, const models::ModelConfig&
 }
 
 void convert_checkpoint(checkpoint::Reader& reader, const fs::path& out) {
-  NEAP_CHECK(!fs::exists(out) || (fs::is_directory(out) && fs::is_empty(out)), "[checkpoint] expected that ",
-             out.string(), " is not there yet, or an empty directory; found otherwise; choose another one");
+  std::error_code error;
+  const bool free = fs::is_directory(out, error) ? fs::is_empty(out, error) : !fs::exists(out, error) && !error;
+  NEAP_CHECK(free, "[checkpoint] expected that ", out.string(),
+             " is not there yet, or an empty directory; found otherwise; choose another one");
   std::vector<models::HfTensor> tensors;
   int64_t of_adapters = 0;
   for (const std::string prefix : {kParameterPrefix, kBufferPrefix}) {

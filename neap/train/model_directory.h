@@ -35,8 +35,9 @@ struct ModelDirectory {
 void write_model(const ModelDirectory& target, const torch::nn::Module& model, shard::Sharded* sharded,
                  comm::World* world);
 
-// One line when the model was built without layers that predict further tokens (model.mtp: off): `path` has none.
-void warn_of_export_without_mtp(const std::filesystem::path& path, const models::ModelConfig& config);
+// A line each: when the model was built without layers that predict further tokens (model.mtp: off), `path` has none;
+// with adapters it is the model that they stand beside.
+void warn_of_export(const std::filesystem::path& path, const models::ModelConfig& config, bool adapters);
 
 // Of a checkpoint that Checkpoints made, tensor by tensor. UserError when `out` is there already and not empty.
 void convert_checkpoint(checkpoint::Reader& reader, const std::filesystem::path& out);

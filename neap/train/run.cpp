@@ -96,17 +96,47 @@ void print_heading(const Input& input, const RunConfig& config, const Shell& she
   shell.out << "checkpoints " << checkpoints.save_line() << '\n' << std::flush;
 }
 
+// Keys that say how something is done which is not done at all.
+struct Unused {
+  bool now;
+  std::vector<const char*> keys;
+  const char* why;
+};
+
+std::vector<Unused> unused_keys(const RunConfig& config) {
+  const std::vector<const char*> adapters = {"lora.alpha", "lora.dropout", "lora.modules"};
+  return {
+      {!config.lora.on(), adapters, "lora.rank is 0: the whole model is trained, without adapters"},
+      {!config.lora.adapter.empty(), adapters, "lora.adapter has its own"},
+      {config.data.documents == Documents::kJoined, {"data.end_token"}, "data.documents is joined"},
+      {config.model.mtp != MtpMode::kTrain, {"train.mtp_weight"}, "model.mtp is not train"},
+      {config.optim.type == OptimType::kSgd, {"optim.betas", "optim.eps"}, "optim.type is sgd"},
+      {config.optim.schedule == Schedule::kConstant, {"optim.final_ratio"}, "optim.schedule is constant"},
+      {config.device.type != DeviceKind::kSim, {"device.capacity", "device.hazard_check"}, "device.type is not sim"},
+      {config.recompute.mode == RecomputeMode::kNone, {"recompute.debug"}, "recompute.mode is none"},
+      {config.checkpoint.every == 0,
+       {"checkpoint.keep_last", "checkpoint.asynchronous", "checkpoint.host_limit"},
+       "checkpoint.every is 0"},
+  };
+}
+
+bool differs_from_default(const Key& key, const RunConfig& config) { return key.show(config) != key.show(RunConfig{}); }
+
 void warn_of_keys_without_effect(const RunConfig& config, const Shell& shell) {
   if (!writes(shell)) return;
+  for (const Unused& unused : unused_keys(config)) {
+    for (const char* name : unused.keys) {
+      const Key* key = find_key(name);
+      NEAP_ASSERT(key != nullptr, name);
+      if (unused.now && differs_from_default(*key, config)) log_warning(name, " has no effect: ", unused.why);
+    }
+  }
   if (shell.ranks == nullptr && config.parallel != ParallelSection{}) {
     for (const Key& key : keys()) {
-      if (!key.path.starts_with("parallel.") || key.show(config) == key.show(RunConfig{})) continue;
+      if (!key.path.starts_with("parallel.") || !differs_from_default(key, config)) continue;
       if (key.path.ends_with("_dtype") && config.train.dtype != Dtype::kFloat32) continue;
       log_warning(key.path, " has no effect: there is one rank; torchrun starts more");
     }
-  }
-  if (config.device.type != DeviceKind::kSim && config.device.capacity) {
-    log_warning("device.capacity has no effect: device.type is not sim");
   }
   if (config.device.type == DeviceKind::kCpu && config.offload.options.mode != offload::Mode::kOff) {
     log_warning("offload.mode: ", to_string(config.offload.options.mode),
@@ -115,12 +145,6 @@ void warn_of_keys_without_effect(const RunConfig& config, const Shell& shell) {
   }
   if (config.offload.options.mode == offload::Mode::kOff && !patterns_of(config.offload).empty()) {
     log_warning("offload.modules and offload.layers have no effect: offload.mode is off");
-  }
-  if (config.data.documents == Documents::kJoined && config.data.end_token) {
-    log_warning("data.end_token has no effect: data.documents is joined");
-  }
-  if (config.model.mtp != MtpMode::kTrain && config.train.mtp_weight != RunConfig{}.train.mtp_weight) {
-    log_warning("train.mtp_weight has no effect: model.mtp is not train");
   }
   if (config.recompute.mode == RecomputeMode::kNone && !patterns_of(config.recompute).empty()) {
     log_warning("recompute.modules and recompute.layers have no effect: recompute.mode is none");
@@ -207,7 +231,7 @@ void take_steps(const RunConfig& config, const Shell& shell, const fs::path& dir
   std::optional<MetricsFile> metrics_file;
   std::optional<TensorBoardFile> events;
   if (writes(shell)) metrics_file.emplace(dir / "metrics.jsonl", checkpoints.start().steps);
-  if (writes(shell) && config.log.tensorboard) events.emplace(dir);
+  if (writes(shell) && config.log.tensorboard) events.emplace(dir, checkpoints.start().steps);
   Trainer trainer(trainer_parts(config, shell, assembly, input, checkpoints.start()), config.train, config.optim.clip);
   const auto taken = [&] { return Taken{.steps = trainer.steps_done(), .sequences = trainer.sequences_done()}; };
   StepExtras extras(config, input, shell, assembly);
@@ -238,10 +262,10 @@ void take_steps_and_keep(const RunConfig& config, const Shell& shell, const fs::
                          const Input& input, Checkpoints& checkpoints, RunSummary& summary) {
   try {
     take_steps(config, shell, dir, assembly, input, checkpoints, summary);
-  } catch (const NonFiniteError&) {
+  } catch (const NonFiniteError&) {  // of every rank
     checkpoints.complete();
     throw;
-  } catch (const DeviceOutOfMemory&) {
+  } catch (...) {
     if (shell.ranks == nullptr) checkpoints.complete();
     throw;
   }
@@ -279,14 +303,14 @@ RunResult with_status(const RunConfig& config, const Shell& shell, Function&& fu
 
 fs::path make_run_directory(const RunConfig& config, bool resumed) {
   const fs::path dir = config.log.dir;
-  std::error_code status;
+  std::error_code status, ignored;
   fs::create_directories(dir, status);
-  NEAP_CHECK(fs::is_directory(dir), "[log.dir] ", dir.string(), " cannot be made: ", status.message());
+  NEAP_CHECK(fs::is_directory(dir, ignored), "[log.dir] ", dir.string(), " cannot be made: ", status.message());
   // What an earlier run left would be mistaken for this one's.
   for (const char* name : {"summary.json", "trace.json"}) fs::remove(dir / name, status);
   if (!resumed) {
     fs::remove(dir / "metrics.jsonl", status);
-    for (const auto& entry : fs::directory_iterator(dir)) {
+    for (const auto& entry : fs::directory_iterator(dir, status)) {
       if (entry.path().filename().string().starts_with("events.out.tfevents.")) fs::remove(entry.path(), status);
     }
   }
@@ -321,7 +345,7 @@ RunResult run(const RunConfig& given, const Shell& shell) {
     assembly.device().synchronize();
     const ModelState state = assembly.state();
     if (config.checkpoint.export_model && current.summary.status == RunStatus::kFinished) {
-      if (writes(shell)) warn_of_export_without_mtp(export_directory(config), input.model);
+      if (writes(shell)) warn_of_export(export_directory(config), input.model, config.lora.on());
       write_model({export_directory(config), input.model, config.model.path}, state.model, state.sharded,
                   world_of(shell));
     }

@@ -14,6 +14,8 @@ namespace {
 using namespace internal;
 
 constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+constexpr int64_t kMostSteps = 1'000'000'000;
+constexpr int64_t kMostAccumulation = 1'000'000;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // The accessor of a key: config.SECTION.MEMBER.
@@ -92,13 +94,13 @@ void check_lora(const LoraSection& lora) {
 }
 
 void add_train(std::vector<Key>& out) {
-  out.push_back(integer_key("train.steps", AT(train, steps), 1, 1'000'000'000, "Optimizer steps."));
+  out.push_back(integer_key("train.steps", AT(train, steps), 1, kMostSteps, "Optimizer steps."));
   out.push_back(optional_count_key("train.tokens", AT(train, tokens), "none",
                                    "Instead of train.steps: as many steps as take in so many tokens, over all ranks. "
                                    "The configuration that a run leaves has the steps."));
   out.push_back(integer_key("train.batch", AT(train, batch), 1, 1'000'000, "Sequences in one forward pass."));
   out.push_back(integer_key("train.sequence", AT(train, sequence), 1, 10'000'000, "Tokens in a sequence."));
-  out.push_back(integer_key("train.accumulation", AT(train, accumulation), 1, 1'000'000,
+  out.push_back(integer_key("train.accumulation", AT(train, accumulation), 1, kMostAccumulation,
                             "Forward and backward passes per step; their gradients are averaged over tokens."));
   out.push_back(
       optional_count_key("train.global_batch", AT(train, global_batch), "automatic",
@@ -368,6 +370,17 @@ void check_warmup(const RunConfig& config) {
              config.train.steps, "; found ", config.optim.warmup);
 }
 
+int64_t tokens_of_step(const TrainSection& train, int64_t ranks) {
+  int64_t tokens = ranks;
+  for (const int64_t factor : {train.batch, train.accumulation, train.sequence}) {
+    NEAP_CHECK(!__builtin_mul_overflow(tokens, factor, &tokens),
+               "[train.batch] expected a step of less than 2^63 tokens; found train.batch: ", train.batch,
+               ", train.accumulation: ", train.accumulation, " and train.sequence: ", train.sequence, " on ", ranks,
+               ranks == 1 ? " rank" : " ranks");
+  }
+  return tokens;
+}
+
 std::string_view first_segment(std::string_view path) { return path.substr(0, path.find('.')); }
 
 }  // namespace
@@ -442,6 +455,7 @@ void check(const RunConfig& config) {
   }
 }
 
+// What a run leaves says steps and accumulation, and is read again: they have to be what those keys take.
 RunConfig resolve(RunConfig config, int64_t ranks) {
   TrainSection& train = config.train;
   if (train.global_batch) {
@@ -450,11 +464,16 @@ RunConfig resolve(RunConfig config, int64_t ranks) {
                ", train.batch: ", train.batch, " of ", ranks, ranks == 1 ? " rank" : " ranks", "; found ",
                *train.global_batch);
     train.accumulation = *train.global_batch / micro;
+    NEAP_CHECK(train.accumulation <= kMostAccumulation, "[train.global_batch] expected at most ", kMostAccumulation,
+               " times ", micro, ", train.batch: ", train.batch, " of ", ranks, ranks == 1 ? " rank" : " ranks",
+               "; found ", *train.global_batch, "; a larger train.batch makes fewer passes");
     train.global_batch.reset();
   }
+  const int64_t step = tokens_of_step(train, ranks);
   if (!train.tokens) return config;
-  const int64_t step = ranks * train.batch * train.accumulation * train.sequence;
-  train.steps = (*train.tokens + step - 1) / step;
+  train.steps = *train.tokens / step + (*train.tokens % step == 0 ? 0 : 1);
+  NEAP_CHECK(train.steps <= kMostSteps, "[train.tokens] expected at most ", kMostSteps, " steps of ", step,
+             " tokens; found ", *train.tokens, ", which are ", train.steps, " steps");
   train.tokens.reset();
   check_warmup(config);
   return config;

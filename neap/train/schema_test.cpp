@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <set>
 
 #include "neap/base/error.h"
@@ -196,6 +197,12 @@ TEST(Schema, TokensBecomeStepsThatTakeThemAllIn) {
   EXPECT_THAT(testing::error_of([&] { resolve(config, 1); }), HasSubstr("[optim.warmup] expected at most train"));
   config.train.tokens.reset();
   EXPECT_EQ(resolve(config, 8).train.steps, 100);
+  // What a run leaves is read again, so it has to be within the range of the key.
+  config.train.tokens = std::numeric_limits<int64_t>::max();
+  EXPECT_THAT(testing::error_of([&] { resolve(config, 1); }), HasSubstr("[train.tokens] expected at most 1000000000"));
+  config.train.batch = config.train.accumulation = 1'000'000;
+  config.train.sequence = 10'000'000;
+  EXPECT_THAT(testing::error_of([&] { resolve(config, 1); }), HasSubstr("expected a step of less than 2^63 tokens"));
 }
 
 TEST(Schema, AGlobalBatchIsDividedAmongTheRanks) {
@@ -209,6 +216,10 @@ TEST(Schema, AGlobalBatchIsDividedAmongTheRanks) {
   EXPECT_FALSE(resolve(config, 4).train.global_batch);
   EXPECT_EQ(testing::error_of([&] { resolve(config, 3); }),
             "[train.global_batch] expected a multiple of 6, train.batch: 2 of 3 ranks; found 16");
+  config.train.global_batch = 4'000'000;
+  EXPECT_EQ(resolve(config, 2).train.accumulation, 1'000'000);
+  EXPECT_THAT(testing::error_of([&] { resolve(config, 1); }),
+              HasSubstr("[train.global_batch] expected at most 1000000 times 2"));
 }
 
 TEST(Schema, MomentumBelongsToSgd) {

@@ -47,7 +47,7 @@ void append_bytes(std::string& out, uint32_t field, std::string_view bytes) {
   out += bytes;
 }
 
-// Event: wall_time = 1, step = 2, file_version = 3, summary = 5.
+// Event: wall_time = 1, step = 2, file_version = 3, summary = 5, session_log = 7 (tensorflow/core/util/event.proto).
 std::string event(double wall_time, int64_t step) {
   std::string out;
   append_tag(out, 1, Wire::kFixed64);
@@ -91,9 +91,11 @@ uint32_t masked_crc32c(std::string_view data) {
 
 }  // namespace internal
 
-TensorBoardFile::TensorBoardFile(const std::filesystem::path& dir) : TensorBoardFile(dir, seconds_now) {}
+TensorBoardFile::TensorBoardFile(const std::filesystem::path& dir, int64_t steps_before)
+    : TensorBoardFile(dir, steps_before, seconds_now) {}
 
-TensorBoardFile::TensorBoardFile(const std::filesystem::path& dir, Clock clock) : clock_(std::move(clock)) {
+TensorBoardFile::TensorBoardFile(const std::filesystem::path& dir, int64_t steps_before, Clock clock)
+    : clock_(std::move(clock)) {
   const double now = clock_();
   path_ = dir / concat("events.out.tfevents.", static_cast<int64_t>(now), ".", host_name(), ".", ::getpid());
   out_.open(path_, std::ios::binary | std::ios::trunc);
@@ -102,6 +104,11 @@ TensorBoardFile::TensorBoardFile(const std::filesystem::path& dir, Clock clock) 
   std::string first = event(now, 0);
   append_bytes(first, 3, "brain.Event:2");
   write_record(first);
+  if (steps_before == 0) return;
+  constexpr std::string_view kStart = "\x08\x01";  // SessionLog: status = 1, START
+  std::string begin = event(now, steps_before + 1);
+  append_bytes(begin, 7, kStart);
+  write_record(begin);
 }
 
 void TensorBoardFile::scalars(int64_t step, const std::vector<std::pair<std::string_view, double>>& values) {

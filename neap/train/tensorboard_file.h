@@ -21,9 +21,10 @@ class TensorBoardFile {
   // Seconds since 1970.
   using Clock = std::function<double()>;
 
-  // Makes events.out.tfevents.<second>.<host>.<process> in `dir`. UserError when it cannot be written.
-  explicit TensorBoardFile(const std::filesystem::path& dir);
-  TensorBoardFile(const std::filesystem::path& dir, Clock clock);
+  // Makes events.out.tfevents.<second>.<host>.<process> in `dir`. Of a run that goes on after `steps_before` steps it
+  // tells readers to forget what files from before it say of later ones. UserError when it cannot be written.
+  explicit TensorBoardFile(const std::filesystem::path& dir, int64_t steps_before = 0);
+  TensorBoardFile(const std::filesystem::path& dir, int64_t steps_before, Clock clock);
 
   // One event with all of them, on the disk when it returns. Numbers are rounded to float32.
   void scalars(int64_t step, const std::vector<std::pair<std::string_view, double>>& values);

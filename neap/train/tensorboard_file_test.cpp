@@ -66,7 +66,7 @@ TEST(Crc32c, IsThatOfTheStandardMasked) {
 
 TEST_F(TensorBoard, WritesTheVersionAndThenOneEventForEachStep) {
   double now = 1000.5;
-  TensorBoardFile file(dir_, [&] { return now; });
+  TensorBoardFile file(dir_, 0, [&] { return now; });
   EXPECT_THAT(file.path().filename().string(), ::testing::StartsWith("events.out.tfevents.1000."));
   now = 1001;
   file.scalars(300, {{"loss", 2.5}, {"lr", 0.25}});
@@ -78,6 +78,15 @@ TEST_F(TensorBoard, WritesTheVersionAndThenOneEventForEachStep) {
   // wall_time 1001, step 300, summary { value { tag "loss" simple_value 2.5 } value { tag "lr" simple_value 0.25 } }
   EXPECT_EQ(found[1], "\x09\x00\x00\x00\x00\x00\x48\x8f\x40\x10\xac\x02\x2a\x18"s +
                           "\x0a\x0b\x0a\x04loss\x15\x00\x00\x20\x40"s + "\x0a\x09\x0a\x02lr\x15\x00\x00\x80\x3e"s);
+}
+
+// A run that was killed after its last checkpoint left steps that are taken again.
+TEST_F(TensorBoard, OfAResumedRunStepsFromBeforeAreForgotten) {
+  const TensorBoardFile file(dir_, 299, [] { return 1000.5; });
+  const std::vector<std::string> found = records(slurp(file.path()));
+  ASSERT_EQ(found.size(), 2U);
+  // wall_time 1000.5, step 300, session_log { status START }
+  EXPECT_EQ(found[1], std::string("\x09\x00\x00\x00\x00\x00\x44\x8f\x40\x10\xac\x02\x3a\x02\x08\x01", 16));
 }
 
 TEST_F(TensorBoard, ADirectoryThatIsNotThereIsAUserError) {

@@ -80,6 +80,7 @@ Trainer::Trainer(Parts parts, const TrainSection& train, double clip)
       reader_(parts_.sequences, {.batch = train.batch,
                                  .sequence = train.sequence,
                                  .stride = train.batch * ranks_,
+                                 .step = train.accumulation,
                                  .device = parts_.device.c10_device()}),
       steps_done_(parts_.steps_done),
       sequences_done_(parts_.sequences_done) {
@@ -107,13 +108,6 @@ void Trainer::phase(const char* name, Function&& function) {
   }
 }
 
-at::Tensor Trainer::batch(int64_t micro, at::Tensor& labels) {
-  const Batch batch = reader_.read(sequences_done_ + (micro * ranks_ + rank_) * train_.batch);
-  const c10::Device device = parts_.device.c10_device();
-  labels = batch.labels.to(device, /*non_blocking=*/true);
-  return batch.inputs.to(device, /*non_blocking=*/true);
-}
-
 // Sums of float32 depend on the order, so with several ranks they are made when all are there.
 void Trainer::add_losses(const LossValue& value, Losses& losses) const {
   std::vector<at::Tensor> kinds = {value.loss.detach()};
@@ -128,12 +122,9 @@ void Trainer::add_losses(const LossValue& value, Losses& losses) const {
   }
 }
 
-// Of all ranks and micro-batches, those that the data does not leave out. Collective where it leaves out some.
-int64_t Trainer::labels_of_step() const {
-  int64_t count = 0;
-  for (int64_t micro = 0; micro < train_.accumulation; ++micro) {
-    count += parts_.sequences.learned(sequences_done_ + (micro * ranks_ + rank_) * train_.batch, train_.batch);
-  }
+// Of all ranks, those that the data does not leave out; `mine` are this rank's. Collective where it leaves out some.
+int64_t Trainer::labels_of_all(int64_t mine) const {
+  int64_t count = mine;
   if (!parts_.sequences.leaves_out()) return count * ranks_;
   if (parts_.world != nullptr) {
     const at::Tensor all = at::full({1}, count, at::TensorOptions(at::kLong));
@@ -143,13 +134,16 @@ int64_t Trainer::labels_of_step() const {
   return std::max<int64_t>(count, 1);
 }
 
-void Trainer::accumulate_gradients(int64_t labels_of_all, Losses& losses) {
+void Trainer::accumulate_gradients(Losses& losses) {
+  const c10::Device device = parts_.device.c10_device();
+  double divisor = 0;
   for (int64_t micro = 0; micro < train_.accumulation; ++micro) {
-    at::Tensor labels;
     std::optional<LossValue> part;
     phase("forward", [&] {
-      const at::Tensor inputs = batch(micro, labels);
-      part = parts_.loss(inputs, labels, static_cast<double>(labels_of_all));
+      const Batch batch = reader_.read(sequences_done_ + (micro * ranks_ + rank_) * train_.batch);
+      if (micro == 0) divisor = static_cast<double>(labels_of_all(batch.learned));
+      part = parts_.loss(batch.inputs.to(device, /*non_blocking=*/true), batch.labels.to(device, /*non_blocking=*/true),
+                         divisor);
     });
     phase("backward", [&] { part->objective.backward(); });
     add_losses(*part, losses);
@@ -206,7 +200,7 @@ StepMetrics Trainer::step() {
   metrics.tokens = train_.batch * train_.sequence * train_.accumulation * ranks_;
   try {
     Losses losses;
-    accumulate_gradients(labels_of_step(), losses);
+    accumulate_gradients(losses);
     phase("gradient norm", [&] { reduce(losses, metrics); });
     update(metrics);
     if (parts_.experts != nullptr) metrics.expert_load = parts_.experts->end_step(!metrics.skipped);

@@ -109,11 +109,10 @@ class Trainer {
  private:
   // Of each kind of loss the sum over micro-batches, or with several ranks each of them.
   using Losses = std::vector<std::vector<at::Tensor>>;
-  int64_t labels_of_step() const;
-  void accumulate_gradients(int64_t labels_of_all, Losses& losses);
+  int64_t labels_of_all(int64_t mine) const;
+  void accumulate_gradients(Losses& losses);
   void add_losses(const LossValue& value, Losses& losses) const;
   void reduce(const Losses& losses, StepMetrics& metrics);
-  at::Tensor batch(int64_t micro, at::Tensor& labels);
   void update(StepMetrics& metrics);
   void add_offload_report(StepMetrics& metrics) const;
   void add_recompute_report(StepMetrics& metrics) const;

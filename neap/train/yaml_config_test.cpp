@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <regex>
+#include <sstream>
+
 #include "neap/base/error.h"
 #include "neap/train/schema.h"
 #include "testing/error_of.h"
@@ -16,6 +20,48 @@ constexpr const char* kMinimal = "model: {path: m}\ndata: {path: d}\n";
 
 std::string parse_error(const std::string& yaml, const std::vector<Override>& overrides = {}) {
   return testing::error_of([&] { parse_config(yaml, "run.yaml", overrides); });
+}
+
+// Values that are not of the kind that the schema names for the key, or beyond its range. Texts and lists of texts are
+// refused by what they name.
+std::vector<std::string> wrong_values(const Key& key) {
+  static const std::vector<std::pair<std::string, std::vector<std::string>>> by_kind = {
+      {"text", {}},
+      {"list of", {}},
+      {"integer", {"1.5", "many", "", "[1]"}},
+      {"number", {"much", "nan", "", "[1]"}},
+      {"2 numbers", {"0.9", "[0.9]", "[0.9, 0.9, 0.9]", "[0.9, x]", "[-1, 0.9]", "[0.9, 1]"}},
+      {"true or false", {"1", "maybe", "[true]"}},
+      {"size", {"-1", "1 parsec", "many"}},
+      {"rate", {"-1GB/s", "fast"}},
+      {"time", {"-1s", "5 lightyears", "soon"}},
+      {"automatic, layers or size", {"-1", "soon"}},
+      {"", {"neither", "", "[off]"}},  // words that are listed
+  };
+  std::vector<std::string> wrong =
+      std::ranges::find_if(by_kind, [&](const auto& kind) { return key.type.starts_with(kind.first); })->second;
+  static const std::regex range("(?:integer|number) (?:from|at least|above) (\\S+)(?: to (\\S+))?.*");
+  std::smatch bounds;
+  const std::string kind = key.type + " " + key.range;
+  if (!std::regex_match(kind, bounds, range)) return wrong;
+  for (const int bound : {1, 2}) {
+    if (!bounds[bound].matched) continue;
+    std::ostringstream beyond;
+    beyond.precision(17);
+    beyond << std::stod(bounds[bound]) + (bound == 1 ? -1 : 1);
+    wrong.push_back(beyond.str());
+  }
+  return wrong;
+}
+
+TEST(YamlConfig, EveryKeyRefusesWhatIsNotOfItsKindOrBeyondItsRange) {
+  for (const Key& key : keys()) {
+    for (const std::string& value : wrong_values(key)) {
+      EXPECT_THAT(parse_error(kMinimal, {{key.path, value}}),
+                  ::testing::StartsWith("[--" + key.path + "] " + key.path + ": expected "))
+          << value;
+    }
+  }
 }
 
 TEST(YamlConfig, ReadsSectionsListsAndPatternsWithBraces) {
@@ -78,6 +124,10 @@ TEST(YamlConfig, StructureErrorsNameTheLine) {
   EXPECT_THAT(parse_error("train:\n  steps: 1\n  steps: 2\n"), HasSubstr("[run.yaml:3] train.steps is given twice"));
   EXPECT_THAT(parse_error("train: 5\n"), HasSubstr("train: expected a section of keys; found a plain value"));
   EXPECT_THAT(parse_error("- a\n- b\n"), HasSubstr("the run file: expected a section of keys; found a list"));
+  EXPECT_THAT(parse_error("model: {path: [a, b]}\n"),
+              HasSubstr("[run.yaml:1] model.path: expected a text; found the list [a, b]"));
+  EXPECT_THAT(parse_error("model: {path: m}\nmodel: {path: m}\n"),
+              HasSubstr("[run.yaml:2] model is given twice; keep one"));
   EXPECT_THAT(parse_error("train:\n  steps: {a: 1}\n"), HasSubstr("train.steps: expected a value; found a section"));
   EXPECT_THAT(parse_error("train:\n  steps:\n"), HasSubstr("train.steps: expected a value; found nothing"));
   EXPECT_THAT(parse_error("train:\n\tsteps: 1\n"), HasSubstr("not valid YAML"));

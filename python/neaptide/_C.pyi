@@ -72,7 +72,11 @@ class Scope:
 class Engine:
     def __init__(self, options: dict[str, Any]) -> None: ...
     def attach(
-        self, model: int, units: Sequence[tuple[str, Unit]], list_tensors: Callable[[], Sequence[torch.Tensor]]
+        self,
+        model: int,
+        units: Sequence[tuple[str, Unit]],
+        list_tensors: Callable[[], Sequence[torch.Tensor]],
+        after_units: Sequence[tuple[str, Unit]] = (),
     ) -> None: ...
     def detach(self) -> None: ...
     def unit_names(self) -> list[str]: ...
@@ -83,6 +87,7 @@ class Engine:
 def select_units(
     modules: Sequence[str], units: Sequence[str], layers: Sequence[str], patterns: Sequence[str], section: str
 ) -> list[int]: ...
+def units_after(units: Sequence[str], chosen: Sequence[int]) -> list[int]: ...
 
 class World:
     """The ranks of a process group."""

@@ -68,7 +68,8 @@ class Offload(_Statistics):
         chosen = _units.select(model, modules, "offload")
         try:
             units = [(name, self._acquire(module)) for name, module in chosen]
-            self._engine.attach(id(model), units, _tensors_of(model))
+            after_units = [(name, self._acquire(module)) for name, module in _units.after(model, chosen)]
+            self._engine.attach(id(model), units, _tensors_of(model), after_units)
         except BaseException:
             self.remove()
             raise
@@ -123,6 +124,11 @@ class OffloadScope(_Statistics):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._open:
+            raise _C.UserError(
+                "[offload] expected a scope to be left on the thread that entered it; found it left on another, as a "
+                "generator is that another thread closes; begin and end the `with` block on one thread"
+            )
         self._open.pop().close()
 
     @property

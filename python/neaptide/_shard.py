@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 import torch
 import torch.distributed as dist
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map_only
 
 from neaptide import _C, _units
@@ -224,16 +226,22 @@ class Sharded:
         """Checks what is to be loaded, and returns what is left to do."""
         entries = self._living_model().state_dict(keep_vars=True)
         _check_names(entries, states)
-        pieces, full, buffers = [], {}, []
+        pieces, full, buffers, extra = [], {}, [], []
         for state in states:
             for key, value in state.items():
                 entry = entries[key]
                 name = self._name_of(entry)
+                module = self._owner_of_extra_state(key)
                 if name is not None and isinstance(value, ShardPiece):
+                    _check_plain(key, value.data)
                     pieces.append((name, list(value.full_size), value.begin, value.end, value.data))
                 elif name is not None:
+                    _check_plain(key, value)
                     full[name] = value
+                elif module is not None:
+                    extra.append((module, value))
                 elif isinstance(entry, torch.Tensor):
+                    _check_plain(key, value)
                     _check_buffer(key, entry, value)
                     buffers.append((entry, value))
         if pieces and full:
@@ -255,6 +263,8 @@ class Sharded:
             with torch.no_grad():
                 for buffer, value in buffers:
                     buffer.copy_(value)
+            for module, value in extra:
+                module.set_extra_state(value)
 
         return load
 
@@ -268,7 +278,7 @@ class Sharded:
     ) -> None:
         """Writes `step-…/` below `directory`, whole or not at all: docs/checkpoints.md. Between steps. Collective.
 
-        Each rank writes its pieces; any number of ranks can load them, in C++ as well.
+        Each rank writes its pieces, and rank 0 the buffers; any number of ranks can load them, in C++ as well.
 
         Args:
             directory: the same for every rank.
@@ -282,7 +292,8 @@ class Sharded:
         error: list[str] = []
         entries: list[Entry] = []
         try:
-            entries = entries_of(self._core, self._buffers())
+            # Of one rank, as state_dict() has them: where ranks differ, a mixture would fit none of them.
+            entries = entries_of(self._core, self._buffers() if self._world.rank == 0 else {})
             if optimizer is not None:
                 entries += optimizer_entries(optimizer, entries, self._name_of)
         except _C.UserError as caught:
@@ -302,8 +313,8 @@ class Sharded:
         """
         error: list[str] = []
         loading: Loading | None = None
+        buffers = self._buffers()
         try:
-            buffers = self._buffers()
             loading = Loading(os.fspath(path), entries_of(self._core, buffers), buffers)
             if optimizer is not None:
                 loading.into(optimizer, self._name_of)
@@ -312,6 +323,10 @@ class Sharded:
         agree(self._world, error)
         assert loading is not None
         loading.load(self._world)
+        for key, value in buffers.items():
+            module = self._owner_of_extra_state(key)
+            if module is not None:
+                module.set_extra_state(value)
 
     def dissolve(self) -> None:
         """Gives every parameter its whole values back, drops gradients, and ends the sharding. Between steps.
@@ -327,9 +342,13 @@ class Sharded:
         return self._names.get(id(parameter))
 
     def _buffers(self) -> dict[str, torch.Tensor]:
-        """Those that are part of the model's state."""
+        """Those that are part of the model's state, and extra state that is a tensor."""
         entries = self._living_model().state_dict(keep_vars=True)
         return {k: v for k, v in entries.items() if isinstance(v, torch.Tensor) and self._name_of(v) is None}
+
+    def _owner_of_extra_state(self, key: str) -> torch.nn.Module | None:
+        owner, _, last = key.rpartition(".")
+        return self._living_model().get_submodule(owner) if last == _EXTRA_STATE_KEY_SUFFIX else None
 
     def _living_model(self) -> torch.nn.Module:
         model = self._model()
@@ -411,7 +430,16 @@ def _check_names(entries: Mapping[str, Any], states: Sequence[Mapping[str, Any]]
         )
 
 
-def _check_buffer(key: str, buffer: torch.Tensor, value: Any) -> None:
-    if not isinstance(value, torch.Tensor) or value.shape != buffer.shape:
-        found = tuple(value.shape) if isinstance(value, torch.Tensor) else repr(value)
-        raise _C.UserError(f"[shard] expected '{key}' of shape {tuple(buffer.shape)}; found {found}")
+def _check_plain(key: str, value: Any) -> None:
+    """Before anything changes: others would fail when their values are asked for, and on one rank alone."""
+    if not isinstance(value, torch.Tensor) or value.is_meta or is_traceable_wrapper_subclass(value):
+        meta = " on meta" if isinstance(value, torch.Tensor) and value.is_meta else ""
+        raise _C.UserError(
+            f"[shard] expected '{key}' to be a plain tensor with values; found a {type(value).__name__}{meta}; "
+            "make a whole tensor of it first (of a DTensor: full_tensor())"
+        )
+
+
+def _check_buffer(key: str, buffer: torch.Tensor, value: torch.Tensor) -> None:
+    if value.shape != buffer.shape:
+        raise _C.UserError(f"[shard] expected '{key}' of shape {tuple(buffer.shape)}; found {tuple(value.shape)}")

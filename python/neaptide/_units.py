@@ -30,6 +30,10 @@ class _State:
         self.unit = _C.Unit()
         self.users: list[object] = []
 
+    def __reduce__(self) -> tuple[type[_State], tuple[()]]:
+        # Of classes that copy their modules' dicts themselves: a copy is a unit that nobody uses.
+        return (_State, ())
+
 
 class _UnitModule:
     """Comes first among the bases of the class of a module that is a unit."""
@@ -95,8 +99,7 @@ def release(module: torch.nn.Module, user: object) -> None:
 def select(model: torch.nn.Module, patterns: Iterable[str | int], section: str) -> list[tuple[str, torch.nn.Module]]:
     """The chosen modules under their first names, each once. Errors begin with the section."""
     texts = [str(pattern) for pattern in ([patterns] if isinstance(patterns, (str, int)) else patterns)]
-    modules = dict(model.named_modules(remove_duplicate=False))
-    units = [name for name, module in modules.items() if name and not isinstance(module, CONTAINERS)]
+    modules, units = _named_modules(model)
     layer_classes = _no_split_classes(model)
     layers = [name for name in units if any(base.__name__ in layer_classes for base in type(modules[name]).__mro__)]
     # The wrapper, outside of the checkpoint: what is inside of it saves nothing.
@@ -106,6 +109,21 @@ def select(model: torch.nn.Module, patterns: Iterable[str | int], section: str) 
         module = modules[units[index]]
         chosen.setdefault(id(module), (units[index], module))
     return list(chosen.values())
+
+
+def after(model: torch.nn.Module, chosen: list[tuple[str, torch.nn.Module]]) -> list[tuple[str, torch.nn.Module]]:
+    """What runs after the chosen modules and has work to do in backward, as far as the model's order tells."""
+    modules, units = _named_modules(model)
+    taken = {id(module) for _, module in chosen}
+    indices = _C.units_after(units, [units.index(name) for name, _ in chosen])
+    following = [(units[index], modules[units[index]]) for index in indices]
+    return [pair for pair in following if id(pair[1]) not in taken and any(True for _ in pair[1].parameters())]
+
+
+def _named_modules(model: torch.nn.Module) -> tuple[dict[str, torch.nn.Module], list[str]]:
+    """All modules by their names, and the names of those that can be units."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    return modules, [name for name, module in modules.items() if name and not isinstance(module, CONTAINERS)]
 
 
 def _no_split_classes(model: torch.nn.Module) -> set[str]:

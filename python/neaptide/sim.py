@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -27,7 +28,14 @@ from neaptide import _C
 
 _sim = _C.sim
 _sim.load()
-atexit.register(_sim.settle_backward)
+_PROCESS = os.getpid()
+
+
+@atexit.register
+def _settle_backward() -> None:
+    if not _is_in_bad_fork():
+        _sim.settle_backward()
+
 
 _Device = torch.device | str | int | None
 
@@ -310,7 +318,8 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 
 
 def _is_in_bad_fork() -> bool:
-    return False
+    """The device's threads, and autograd's, stayed in the process that this one was forked from."""
+    return os.getpid() != _PROCESS
 
 
 def _lazy_init() -> None:

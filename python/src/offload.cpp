@@ -113,16 +113,22 @@ std::unique_ptr<offload::Engine> make_engine(const py::dict& values) {
   return std::make_unique<offload::Engine>(std::move(options));
 }
 
-void attach(offload::Engine& engine, std::uintptr_t model, const std::vector<std::pair<std::string, Unit*>>& units,
-            const py::object& list_tensors) {
+using NamedUnits = std::vector<std::pair<std::string, Unit*>>;
+
+std::vector<autograd::NamedHookPoint> points_of(const NamedUnits& units) {
+  std::vector<autograd::NamedHookPoint> points;
+  for (const auto& [name, unit] : units) points.push_back({name, &unit->point(), points.size()});
+  return points;
+}
+
+void attach(offload::Engine& engine, std::uintptr_t model, const NamedUnits& units, const py::object& list_tensors,
+            const NamedUnits& after_units) {
   const auto list = [held = Callable(list_tensors)] {
     const py::gil_scoped_acquire locked;
     return (*held)().cast<std::vector<at::Tensor>>();
   };
   const py::gil_scoped_release unlocked;
-  autograd::ModelUnits chosen{reinterpret_cast<const void*>(model), {}, list(), list};
-  for (const auto& [name, unit] : units) chosen.units.push_back({name, &unit->point(), chosen.units.size()});
-  engine.attach(chosen);
+  engine.attach({reinterpret_cast<const void*>(model), points_of(units), points_of(after_units), list(), list});
 }
 
 std::optional<int64_t> count_of(const std::optional<Bytes>& bytes) {
@@ -194,7 +200,8 @@ void bind_offload(py::module_& module) {
   py::class_<OpenScope>(module, "Scope").def("close", &OpenScope::close, unlocked);
   py::class_<offload::Engine>(module, "Engine")
       .def(py::init(&make_engine), py::arg("options"))
-      .def("attach", &attach, py::arg("model"), py::arg("units"), py::arg("list_tensors"))
+      .def("attach", &attach, py::arg("model"), py::arg("units"), py::arg("list_tensors"),
+           py::arg("after_units") = NamedUnits{})
       .def("detach", &offload::Engine::detach, unlocked)
       .def("unit_names", &offload::Engine::unit_names, unlocked)
       .def("take_step_report", &offload::Engine::take_step_report, unlocked)

@@ -29,7 +29,7 @@ void add_tensors(py::handle value, Tensors& tensors, int depth = 0) {
     for (const py::handle item : py::reinterpret_borrow<py::sequence>(value)) add_tensors(item, tensors, depth + 1);
   } else if (PyDict_Check(value.ptr())) {
     for (const auto& item : py::reinterpret_borrow<py::dict>(value)) add_tensors(item.second, tensors, depth + 1);
-  } else if (py::hasattr(value, "__dataclass_fields__") && !PyType_Check(value.ptr())) {
+  } else if (py::hasattr(py::type::handle_of(value), "__dataclass_fields__")) {  // of its class: objects may have any
     for (const auto& field : value.attr("__dataclass_fields__").cast<py::dict>()) {
       if (py::hasattr(value, field.first)) add_tensors(value.attr(field.first), tensors, depth + 1);
     }
@@ -76,6 +76,7 @@ void bind_units(py::module_& module) {
         return autograd::select_units({std::move(modules), std::move(units), std::move(layers)}, patterns, section);
       },
       py::arg("modules"), py::arg("units"), py::arg("layers"), py::arg("patterns"), py::arg("section"));
+  module.def("units_after", &autograd::units_after, py::arg("units"), py::arg("chosen"));
 }
 
 }  // namespace neap::python

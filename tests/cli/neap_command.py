@@ -1,7 +1,9 @@
 """The `neap` command under test, and a folder with a tiny model, its data and a run file."""
 
+import copy
 import json
 import os
+import shutil
 import signal
 import subprocess
 from dataclasses import dataclass
@@ -109,6 +111,12 @@ class Workspace:
         text = np.random.default_rng(1).integers(97, 123, 4000, dtype=np.uint8)
         (path / "text.txt").write_bytes(text.tobytes())
         (path / "run.yaml").write_text(RUN_FILE)
+
+    def copied(self, path):
+        shutil.copytree(self.path, path, dirs_exist_ok=True)
+        other = copy.copy(self)
+        other.path = path
+        return other
 
     def start(self, *arguments):
         environment = os.environ | {"OMP_NUM_THREADS": "1"}

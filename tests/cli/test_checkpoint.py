@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from neap_command import CONFIG, binary
+from neap_command import CONFIG, Workspace, binary
 from rank_processes import end, rank_processes
 from safetensors.numpy import load_file
 
@@ -186,10 +186,16 @@ def test_four_ranks_two_one_and_back_agree_within_rounding(workspace):
 # ---- bad checkpoints
 
 
-@pytest.fixture
-def trained(workspace):
+@pytest.fixture(scope="module")
+def two_steps(tmp_path_factory):
+    workspace = Workspace(tmp_path_factory.mktemp("trained"))
     train(workspace, 2, "run", "--train.steps=2", "--checkpoint.every=1")
     return workspace
+
+
+@pytest.fixture
+def trained(two_steps, tmp_path):
+    return two_steps.copied(tmp_path)
 
 
 def damage(path):
@@ -266,6 +272,18 @@ def test_a_directory_that_cannot_be_written_ends_the_run(workspace):
     result = workspace.train(*CPU, "--checkpoint.every=1", "--checkpoint.dir=text.txt/inside")
     assert result.code == 2
     assert "text.txt/inside can be made" in result.err
+
+
+def test_what_a_run_has_begun_to_save_is_kept_when_it_ends_in_an_error(workspace):
+    process = workspace.start("train", "run.yaml", *CPU, "--train.steps=1000000", "--checkpoint.every=1")
+    while not (line := process.stdout.readline()).startswith("step 3/"):
+        assert line, process.stderr.read()
+    (workspace.path / "text.txt").write_bytes(b"cut")
+    process.stdout.read()
+    assert process.wait(timeout=120) == 2
+    assert "the file had 4000 bytes when it was opened" in process.stderr.read()
+    kept = sorted(path.name for path in (workspace.path / "out" / "checkpoints").iterdir())
+    assert kept[-1] == f"step-{len(workspace.metrics()):08}"
 
 
 def test_dry_run_reads_the_checkpoint_and_writes_nothing(trained):

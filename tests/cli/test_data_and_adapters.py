@@ -52,8 +52,10 @@ def test_an_index_that_does_not_fit_is_an_error_before_the_first_step(corpus, ch
 def test_an_adapter_is_trained_left_for_peft_and_gone_on_from(workspace):
     model = workspace.path / "model" / "model.safetensors"
     before = model.read_bytes()
-    result = workspace.train("--lora.rank=2", "--lora.alpha=4", "--offload.mode=async", "--recompute.mode=full")
+    arguments = ["--offload.mode=async", "--recompute.mode=full", "--checkpoint.export=true"]
+    result = workspace.train("--lora.rank=2", "--lora.alpha=4", *arguments)
     assert result.code == 0, result.err
+    assert "[checkpoint.export] out/hf is the model alone, as it was; what was trained are the adapters" in result.err
     assert "lora    rank 2, alpha 4, 8 modules" in result.out
     assert model.read_bytes() == before
     config = json.loads((workspace.path / "out" / "adapter" / "adapter_config.json").read_text())

@@ -1,4 +1,4 @@
-"""HyperParallel issue 664 in its full form: a DeepSeek-V3 of twelve layers on eight ranks under torchrun.
+"""HyperParallel issue 664 in its full form: a DeepSeek-V3 of twelve layers on eight ranks, also under torchrun.
 
 Layer swap on layers 0 to 10 with prefetch 1, and swapping attention alone, against sharding alone: ten steps with the
 same bits. tests/issues/hyperparallel_664_sharded_test.cpp asks the same of ranks that are threads, and of every rank.
@@ -9,7 +9,7 @@ import re
 
 import pytest
 from neap_command import binary
-from rank_processes import under_torchrun
+from rank_processes import end, rank_processes, under_torchrun
 
 RANKS, LAYERS, STEPS = 8, 12, 10
 CONFIG = {
@@ -36,8 +36,7 @@ CONFIG = {
 }
 
 
-def train(workspace, name, *overrides):
-    """Trains; standard error of every rank is empty, only rank 0 speaks. Returns the summary and what it said."""
+def torchrun(workspace, name, *overrides):
     logs = workspace.path / f"{name}-logs"
     command = [binary(), "train", "run.yaml", f"--log.dir={name}", *overrides]
     result = under_torchrun(RANKS, command, workspace.path, f"--log-dir={logs}", "--redirects=3")
@@ -45,9 +44,24 @@ def train(workspace, name, *overrides):
     assert result.returncode == 0, (result.stderr, errors)
     assert errors == {str(rank): "" for rank in range(RANKS)}
     said = {path.parent.name: path.read_text() for path in logs.rglob("stdout.log")}
-    assert [rank for rank, text in said.items() if text] == ["0"]
+    return [said[str(rank)] for rank in range(RANKS)]
+
+
+def processes(workspace, name, *overrides):
+    command = [binary(), "train", "run.yaml", f"--log.dir={name}", *overrides]
+    with rank_processes([command] * RANKS, cwd=workspace.path) as started:
+        results = [end(process) for process in started]
+    for code, _, err in results:
+        assert (code, err) == (0, "")
+    return [out for _, out, _ in results]
+
+
+def train(launch, workspace, name, *overrides):
+    """Trains; standard error of every rank is empty, only rank 0 speaks. Returns the summary and what it said."""
+    said = launch(workspace, name, *overrides)
+    assert [rank for rank, text in enumerate(said) if text] == [0]
     assert len(workspace.metrics(name)) == STEPS
-    return workspace.summary(name), said["0"]
+    return workspace.summary(name), said[0]
 
 
 @pytest.fixture
@@ -66,9 +80,11 @@ def test_layer_swap_and_attention_swap_on_eight_ranks_have_the_bits_of_sharding_
         "--optim.lr=1e-2",
     ]
     swap = ["--offload.mode=async", "--offload.prefetch=1", "--offload.keep_last=0"]
-    alone, said = train(deepseek, "alone", *common)
-    layers, _ = train(deepseek, "layers", *common, *swap, "--offload.layers=[0-10]")
-    attention, _ = train(deepseek, "attention", *common, *swap, "--offload.modules=model.layers.{*}.self_attn")
+    alone, said = train(processes, deepseek, "alone", *common)
+    layers, _ = train(torchrun, deepseek, "layers", *common, *swap, "--offload.layers=[0-10]")
+    attention, _ = train(
+        processes, deepseek, "attention", *common, *swap, "--offload.modules=model.layers.{*}.self_attn"
+    )
 
     assert len(alone["loss"]) == STEPS
     assert alone["loss"][-1] < alone["loss"][0]

@@ -285,6 +285,18 @@ def test_a_key_without_effect_is_mentioned(workspace):
     assert "device.capacity has no effect: device.type is not sim" in result.err
     assert "offload.modules and offload.layers have no effect: offload.mode is off" in result.err
     assert "recompute.modules and recompute.layers have no effect: recompute.mode is none" in result.err
+    given = ["--lora.alpha=4", "--recompute.debug=true", "--checkpoint.keep_last=1", "--device.hazard_check=true"]
+    result = workspace.train("--device.type=cpu", "--optim.type=sgd", "--optim.eps=1e-6", *given, "--dry-run")
+    assert result.code == 0
+    for key, why in (
+        ("lora.alpha", "lora.rank is 0: the whole model is trained, without adapters"),
+        ("recompute.debug", "recompute.mode is none"),
+        ("checkpoint.keep_last", "checkpoint.every is 0"),
+        ("device.hazard_check", "device.type is not sim"),
+        ("optim.eps", "optim.type is sgd"),
+    ):
+        assert f"{key} has no effect: {why}\n" in result.err
+    assert result.err.count("has no effect") == 5
     result = workspace.train("--device.type=cpu", "--offload.mode=async")
     assert result.code == 0
     assert "offload.mode: async saves no memory: device.type is cpu" in result.err

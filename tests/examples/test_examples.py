@@ -128,13 +128,22 @@ def test_lora(repository):
     assert changed == {name for name in model if "_proj." in name}
 
 
-def test_fsdp2(repository):
-    run_page(repository, "fsdp2")
+@pytest.mark.parametrize("name", ["fsdp2", "accelerate"])
+def test_ranks_of_torch(repository, name):
+    run_page(repository, name)
     tokens = np.fromfile(repository / "data" / "quickstart.bin", "<u2")[:2048].astype(np.int64)
     batch = torch.from_numpy(tokens.reshape(-1, 128))
     with torch.no_grad():
         before, after = (
             LlamaForCausalLM.from_pretrained(repository / folder)(input_ids=batch, labels=batch).loss
-            for folder in ("models/smollm2-135m", "runs/fsdp2")
+            for folder in ("models/smollm2-135m", f"runs/{name}")
         )
     assert after < 0.9 * before
+
+
+def test_accelerates_plugin_is_refused_where_accelerate_would_leave_it_out(repository):
+    command = [sys.executable, "examples/accelerate/train.py", "--fsdp", "models/none", "data/none.bin", "runs/none"]
+    done = subprocess.run(command, cwd=repository, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("--fsdp: expected ranks on accelerators on which accelerate has FSDP")
+    assert "found 1 on cpu" in done.stderr

@@ -1,6 +1,6 @@
-"""One rank of the world of test_fsdp2.py: trains with offload and without, and prints what it saw as JSON.
+"""One rank of the worlds of test_fsdp2.py: trains with offload and without, and prints what it saw as JSON.
 
-distributed_rank.py fsdp2|ddp cpu|sim
+distributed_rank.py cpu|sim KIND...
 """
 
 import json
@@ -131,15 +131,7 @@ def train(kind, device, *, offload=None, checkpoint=False, accumulate=1):
     return run, seen, None if handle is None else handle.take_step_report()
 
 
-def main():
-    kind, device = sys.argv[1:]
-    torch.set_num_threads(1)
-    if device == "sim":
-        import neaptide.sim  # noqa: PLC0415
-
-        neaptide.sim.configure(capacity="1GiB", hazard_check=True)
-        dist.Backend.register_backend("staged", Staged, devices=["cpu", "sim"])
-    dist.init_process_group("gloo" if device == "cpu" else "staged")
+def cases_of(kind, device):
     seen = {}
     for how in ({}, {"accumulate": 2}, {"checkpoint": True}):
         plain, plain_peak, _ = train(kind, device, **how)
@@ -148,8 +140,25 @@ def main():
             run.assert_same(plain)
             case = " ".join([*how, order])
             seen[case] = {"moved": report.offloaded_bytes, "peak": peak, "plain": plain_peak}
+    return seen
+
+
+def begin(device):
+    torch.set_num_threads(1)
+    if device == "sim":
+        import neaptide.sim  # noqa: PLC0415
+
+        neaptide.sim.configure(capacity="1GiB", hazard_check=True)
+        dist.Backend.register_backend("staged", Staged, devices=["cpu", "sim"])
+    dist.init_process_group("gloo" if device == "cpu" else "staged")
+
+
+def main():
+    device, *kinds = sys.argv[1:]
+    begin(device)
+    seen = {kind: cases_of(kind, device) for kind in kinds}
     hazards = torch.sim.take_hazards() if device == "sim" else []
-    print(json.dumps({"cases": seen, "hazards": hazards}), flush=True)
+    print(json.dumps({"kinds": seen, "hazards": hazards}), flush=True)
     dist.destroy_process_group()
 
 

@@ -18,8 +18,9 @@ from shard_training import (
     whole,
 )
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.checkpoint import checkpoint
 from torch.utils.weak import WeakTensorKeyDictionary
-from training import Chain, chain_loss, llama, tokens
+from training import Chain, Linear, chain_loss, llama, tokens
 
 import neaptide as nt
 
@@ -100,7 +101,8 @@ def identity(device):
         storages = {p.untyped_storage()._cdata: p.untyped_storage().nbytes() for p in model.parameters()}
         usage = handle.usage()
         assert sum(storages.values()) == usage.shards == usage.minimum
-        # Its share, and what the starts of parameters and pieces are rounded up by. (HyperParallel's issue 231: twice.)
+        # Its share, and what the starts of parameters and pieces are rounded up by. Twice, in
+        # https://gitcode.com/mindspore/hyper-parallel/issues, number 231.
         assert bytes_before / world <= usage.shards <= bytes_before / world + 64 * (len(before) + len(handle.units))
         assert usage.unsharded == usage.gradients == 0
         return usage.shards
@@ -154,6 +156,76 @@ def low_precision(device):
     assert seen == [torch.bfloat16]
     assert {p.dtype for p in model.parameters()} == {p.grad.dtype for p in model.parameters()} == {torch.float32}
     assert {v.dtype for v in whole(handle).values()} == {torch.float32}
+
+
+class Twice(Linear):
+    """The weight has two gradients while this runs backward once: each in a pass of its own, inside of the pass."""
+
+    def forward(self, x):
+        for _ in range(2):
+            x = checkpoint(super().forward, x, use_reentrant=True)
+        return x
+
+
+class Again(torch.nn.Module):
+    """The layer runs backward twice in one pass, each time in a pass of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([Linear(32)])
+
+    def forward(self, x):
+        for _ in range(2):
+            x = checkpoint(self.layers[0], x, use_reentrant=True)
+        return x
+
+
+def passes_inside_a_pass(device):
+    """Within one backward of a unit gradients add up in param_dtype, as under torch's fully_shard; in reduce_dtype over
+    the ranks, and from one backward of a unit to the next one in the pass (which fully_shard leaves unreduced)."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: PLC0415
+
+    dtypes = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
+
+    def backward(model, rank):
+        x = torch.randn(64, 32, generator=torch.Generator().manual_seed(rank)).to(device, torch.bfloat16)
+        model(x.requires_grad_()).float().square().mean().backward()
+
+    def make(cls):
+        torch.manual_seed(9)
+        return cls().to(device)
+
+    def seen(handle, model):
+        for _ in range(2):  # the second adds to what the first left
+            backward(model, dist.get_rank())
+        ((name, p),) = model.named_parameters()
+        piece = handle.state_dict(sharded=True)[name]
+        assert p.grad.dtype == torch.float32
+        return p.grad, slice(piece.begin, piece.end)
+
+    theirs = torch.nn.Sequential(make(lambda: Twice(32)))
+    for module in (theirs[0], theirs):
+        fully_shard(module, mp_policy=MixedPrecisionPolicy(**dtypes))
+    for _ in range(2):
+        backward(theirs, dist.get_rank())
+    ours = torch.nn.Sequential(make(lambda: Twice(32)))
+    gradient, mine = seen(nt.fully_shard(ours, units=["0"], **dtypes), ours)
+    assert torch.equal(gradient, theirs[0].weight.grad.full_tensor().flatten()[mine])
+
+    arrived = {}  # rank, and its two gradients
+    for rank in range(2):
+        plain = make(Again).to(torch.bfloat16)
+
+        def take(p, rank=rank):
+            arrived.setdefault(rank, []).append(p.grad.float())
+            p.grad = None
+
+        plain.layers[0].weight.register_post_accumulate_grad_hook(take)
+        backward(plain, rank)
+    total = sum((first + second) / 2 for first, second in zip(*arrived.values(), strict=True))
+    ours = make(Again)
+    gradient, mine = seen(nt.fully_shard(ours, **dtypes), ours)
+    assert torch.equal(gradient, (2 * total).flatten()[mine])
 
 
 def mistakes(device):
@@ -243,6 +315,12 @@ def misuse(device):
         with torch.no_grad():
             model.lm_head.weight.mul_(2)
 
+    try:
+        handle.with_full_parameters(double)
+    except nt.UserError as error:
+        assert "'lm_head.weight' was written" in str(error), error
+    else:
+        raise AssertionError("what was written would be lost")
     handle.with_full_parameters(double, write_back=True)
     assert torch.equal(whole(handle)["lm_head.weight"], llama().lm_head.weight * 2)
     # An exception in a forward, alike on every rank, ends nothing.
@@ -302,7 +380,8 @@ def leaving(device):
 
 
 def lifetime(device):
-    """Nothing stays of a sharded model that is dropped, nor grows from step to step."""
+    """Nothing stays of a sharded model that is dropped, nor grows from step to step, as gradients did in
+    https://github.com/pytorch/pytorch/issues/139234."""
     model = Chain().to(device)
     handle = nt.fully_shard(model)
     kept = [handle]

@@ -61,7 +61,7 @@ def rows(device, number):
 
 
 def used_by_some(device):
-    """https://github.com/pytorch/pytorch/issues/83108: an assertion about what does not run."""
+    """https://github.com/pytorch/pytorch/issues/83107: an assertion about what does not run."""
 
     def loss(model, device, step, rank, micro=0):
         return model(rows(device, 10 * step + rank), use=rank == 0).square().mean()
@@ -75,6 +75,117 @@ def used_by_some(device):
     run = sharded_run(model, handle, adamw(model), device, loss=loss)
     assert all(torch.equal(a, b) for a, b in zip(run, losses[dist.get_rank()], strict=True))
     assert_same_state(whole(handle), state)
+
+
+def shapes(device):
+    """https://github.com/mindspore-ai/hyper-parallel/issues/475, https://github.com/deepspeedai/DeepSpeed/pull/8280:
+    parameters that the ranks do not divide, of no elements, and in two dtypes."""
+
+    class Shapes(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            generator = torch.Generator().manual_seed(7)
+            sizes = [[], [0], [0, 4], [1], [3], [5, 7], [2 * 3 + 1, 2]]
+            self.weights = torch.nn.ParameterList(
+                torch.randn(size, generator=generator).to(dtype)
+                for size in sizes
+                for dtype in (torch.float32, torch.bfloat16)
+            )
+
+        def forward(self, x):
+            return sum((w.float() * x.mean()).tanh().square().sum() for w in self.weights)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList([Shapes(), Shapes()])
+
+        def forward(self, x):
+            return sum(layer(x) for layer in self.layers)
+
+    def make(device):
+        return Model().to(device)
+
+    def loss(model, device, step, rank, micro=0):
+        return model(rows(device, 10 * step + rank))
+
+    losses, state = one_process(device, loss=loss, make=make)
+    model = make(device)
+    handle = nt.fully_shard(model)
+    run = sharded_run(model, handle, adamw(model), device, loss=loss)
+    assert all(torch.equal(a, b) for a, b in zip(run, losses[dist.get_rank()], strict=True))
+    assert_same_state(whole(handle), state)
+
+
+def shared_bias(device):
+    """https://github.com/pytorch/pytorch/issues/83052: one bias of a unit and of a unit inside of it."""
+
+    class Outer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.Linear(32, 32)
+            self.bias = self.inner.bias
+
+        def forward(self, x):
+            return self.inner(x) + self.bias
+
+    def make(device):
+        torch.manual_seed(8)
+        return torch.nn.Sequential(Outer(), Outer()).to(device)
+
+    def loss(model, device, step, rank, micro=0):
+        return model(rows(device, 10 * step + rank)).square().mean()
+
+    try:
+        nt.fully_shard(make("cpu"), units=["0", "0.inner", "1", "1.inner"], device=device)
+    except nt.UserError as error:
+        assert "are the same; choose units" in str(error), error
+    else:
+        raise AssertionError("one parameter of two units")
+    losses, state = one_process(device, loss=loss, make=make)
+    model = make(device)
+    handle = nt.fully_shard(model, units=["0", "1"])
+    run = sharded_run(model, handle, adamw(model), device, loss=loss)
+    assert all(torch.equal(a, b) for a, b in zip(run, losses[dist.get_rank()], strict=True))
+    assert_same_state(whole(handle), state)
+
+
+def failed(device):
+    """https://github.com/mosaicml/composer/pull/3030: after an error in backward parameters stayed whole, so that the
+    next batch, though smaller, had no room."""
+    model = Chain().to(device)
+    handle = nt.fully_shard(model)
+
+    def gradients():
+        chain_loss(model, device, dist.get_rank()).backward()
+        seen = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        return seen
+
+    expected = gradients()
+
+    def refuse(_gradient):
+        raise MemoryError("no room")
+
+    def watch(_module, _args, output):
+        output.register_hook(refuse)
+
+    broken = model.layers[1].register_forward_hook(watch)
+    for _ in range(3):
+        loss = chain_loss(model, device, dist.get_rank())
+        try:
+            loss.backward()
+        except MemoryError:
+            pass
+        else:
+            raise AssertionError("no error")
+        del loss
+        model.zero_grad()
+        usage = handle.usage()
+        assert usage.unsharded == usage.gradients == usage.reduced == 0
+    broken.remove()
+    for mine, other in zip(gradients(), expected, strict=True):
+        assert torch.equal(mine, other)
 
 
 def other_units(device):

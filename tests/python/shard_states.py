@@ -60,6 +60,8 @@ def wrong_states(device):
         ({}, "missing, such as 'lm_head.weight'"),
         (state | {"extra": torch.ones(1)}, "1 unknown, such as 'extra'"),
         (state | {"lm_head.weight": torch.ones(2, 2)}, "expected 'lm_head.weight' of shape [128, 64]; found [2, 2]"),
+        (state | {"lm_head.weight": None}, "'lm_head.weight' to be a plain tensor with values; found a NoneType"),
+        (state | {"lm_head.weight": state["lm_head.weight"].to("meta")}, "found a Tensor on meta; make a whole"),
     ):
         for given in (wrong, wrong if rank == 1 else state):
             try:
@@ -135,6 +137,13 @@ def buffers(device):
             self.layers = torch.nn.ModuleList(torch.nn.Linear(3, 3) for _ in range(2))
             self.norm = torch.nn.BatchNorm1d(3)
             self.scale = torch.nn.Parameter(torch.tensor(2.0))
+            self.seen = torch.zeros(2)
+
+        def get_extra_state(self):
+            return self.seen.clone()
+
+        def set_extra_state(self, state):
+            self.seen = state
 
         def forward(self, x):
             for layer in self.layers:
@@ -148,9 +157,23 @@ def buffers(device):
     state = whole(handle)
     assert list(state) == list(Small().state_dict())
     assert state["norm.num_batches_tracked"] == 1
+    handle.load_state_dict(Small().state_dict() | {"_extra_state": torch.ones(2)})
+    assert model.seen.sum() == 2
     handle.load_state_dict(Small().state_dict())
     assert_same_state(whole(handle), Small().state_dict())
     assert model.norm.num_batches_tracked == 0
+
+    # Statistics that each rank has of its own: a checkpoint has all of them of one rank.
+    statistics = (model.norm.running_mean, model.norm.running_var)
+    for value in statistics:
+        value.fill_(1 + dist.get_rank())
+    with shared_folder() as folder:
+        model.seen.fill_(7)
+        handle.save_checkpoint(folder, 1)
+        model.seen.zero_()
+        handle.load_checkpoint(folder)
+    assert all(torch.equal(value, torch.ones_like(value)) for value in statistics), statistics
+    assert model.seen.sum() == 14
 
 
 def meta(device):

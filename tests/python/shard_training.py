@@ -1,6 +1,7 @@
 """What the ranks of test_fully_shard.py train, and what they compare it with."""
 
 import contextlib
+import functools
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,7 @@ def adamw(model):
     return torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
+@functools.cache
 def one_process(device, *, micro_batches=1, loss=rank_loss, make=placed, **changes):
     """The ranks' micro-batches one after another, their gradients added in rank order: (losses by rank, state)."""
     model = make(device, **changes)

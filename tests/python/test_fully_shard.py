@@ -3,12 +3,14 @@
 import sys
 
 import pytest
+from forking_ranks import world_of_forks
 from rank_processes import end, rank_processes, under_torchrun
 from shard_processes import RANK, run
 
 
 @pytest.mark.parametrize(("device", "world"), [("cpu", 2), ("sim", 2), ("sim", 1)])
 def test_parameters_stay_the_same_objects_and_hold_their_share(device, world):
+    """https://github.com/mindspore-ai/hyper-parallel/issues/306: one rank alone kept tensors that are no leaves."""
     run("identity", "lifetime", device=device, world=world)
 
 
@@ -18,7 +20,7 @@ def test_states_are_those_of_plain_torch_on_other_meshes_too():
 
 
 def test_checkpoints_clipping_low_precision_and_what_users_do_by_the_way():
-    run("checkpoints", "clipping", "low_precision", "misuse")
+    run("checkpoints", "clipping", "low_precision", "passes_inside_a_pass", "misuse")
 
 
 def test_mistakes_are_value_errors_on_every_rank():
@@ -40,13 +42,12 @@ def test_a_rank_that_does_not_come_is_waited_for_as_long_as_was_said():
 
 
 def test_a_rank_that_fails_ends_the_others_with_its_reason():
-    with rank_processes([[sys.executable, RANK, "cpu", "leaving"]] * 2, LOCAL_WORLD_SIZE=2) as ranks:
-        (first, _, told), (second, _, own) = [end(process) for process in ranks]
+    (first, _, told), (second, _, own) = world_of_forks("shard_ranks", "cpu", "leaving")
     assert first != 0 and second != 0
     assert "ValueError: a bad sample" in own
     assert "rank 1 left: ValueError: a bad sample" in told
 
 
 def test_under_torchrun(tmp_path):
-    result = under_torchrun(2, [sys.executable, RANK, "cpu", "clipping"], tmp_path)
+    result = under_torchrun(2, [sys.executable, RANK, "cpu", "lifetime"], tmp_path)
     assert result.returncode == 0, result.stderr

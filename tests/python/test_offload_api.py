@@ -103,6 +103,27 @@ def test_out_of_memory_is_torchs_own():
     assert issubclass(nt.InternalError, RuntimeError)
 
 
+def test_an_argument_that_has_any_attribute_is_no_dataclass():
+    class Settings:
+        def __getattr__(self, name):
+            return None
+
+    class Layer(torch.nn.Module):
+        def forward(self, x, settings):
+            return x.sin()
+
+    layer = Layer()
+    nt.offload(torch.nn.ModuleList([layer]))
+    layer(torch.ones(2), Settings())
+
+
+def test_host_limits_may_be_larger_than_any_memory():
+    model = Chain()
+    handle = nt.offload(model, min_bytes=0, host_limit=2**62, host_cache_limit=2**62)
+    chain_loss(model, "cpu", 0).backward()
+    assert handle.take_step_report().offloaded_storages > 0
+
+
 def test_a_module_under_two_names_is_one_unit():
     class Shared(torch.nn.Module):
         def __init__(self):
@@ -184,6 +205,18 @@ def test_remove_gives_the_modules_back_and_backward_can_still_run():
     loss.backward()
     gradients = {name: p.grad for name, p in model.named_parameters()}
     assert all(torch.equal(gradients[name], value) for name, value in plain.gradients[0].items())
+
+
+def test_what_runs_after_the_layers_is_watched_as_long_as_they_are():
+    model = llama()
+    kinds = {name: type(module) for name, module in model.named_modules()}
+    handle = nt.offload(model)
+    changed = [name for name, module in model.named_modules() if type(module) is not kinds[name]]
+    assert changed == [*(f"model.layers.{i}" for i in range(4)), "model.norm", "lm_head"]  # not `rotary_emb`
+    assert handle.units == changed[:4]
+    assert type(model.lm_head).__name__ == "Linear"
+    handle.remove()
+    assert {name: type(module) for name, module in model.named_modules()} == kinds
 
 
 def test_two_handles_on_one_model_share_its_modules():

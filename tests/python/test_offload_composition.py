@@ -420,6 +420,22 @@ def test_copies_and_pickles_are_plain_models(device):
     assert nt.offload(copies[1], **MIN).units == handle.units
 
 
+def test_layers_of_classes_that_copy_themselves():
+    """Parametrizations give a layer such a class; it copies the dict of the module."""
+    weight_norm = torch.nn.utils.parametrizations.weight_norm
+    model = torch.nn.Sequential(*(weight_norm(torch.nn.Linear(8, 8)) for _ in range(2)))
+    handle = nt.offload(model, **MIN)
+    other = copy.deepcopy(model)
+    x = torch.randn(4, 8)
+    other(x).sum().backward()
+    assert handle.take_step_report().saved_tensors == 0
+    model(x).sum().backward()
+    assert handle.take_step_report().offloaded_bytes > 0
+    for ours, copied in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(ours.grad, copied.grad)
+    assert nt.offload(other, **MIN).units == handle.units
+
+
 def test_a_model_that_moves_after_the_call(sim):
     plain = train(Chain().to("sim"), "sim", loss=chain_loss)
     model = Chain()

@@ -2,11 +2,13 @@
 
 import contextlib
 import gc
+import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
+import weakref
 
 import psutil
 import pytest
@@ -237,6 +239,34 @@ def test_a_scope_belongs_to_its_thread_and_may_be_entered_again(device):
     assert scope.take_step_report().saved_tensors == 0
 
 
+def test_a_scope_that_another_thread_ends_is_an_error_and_harmless(caplog):
+    """As when the garbage collector, or a caller, ends a generator on another thread than the one it ran on."""
+    weight = torch.randn(64, 64, requires_grad=True)
+
+    def enter():
+        with nt.offload_scope(**MIN):
+            yield
+
+    def work():
+        running.append(enter())
+        next(running[0])
+        turns.wait()
+        turns.wait()
+        results.append(torch.autograd.grad((weight @ weight).sum(), weight)[0])
+
+    turns, running, results = threading.Barrier(2), [], []
+    thread = threading.Thread(target=work)
+    thread.start()
+    turns.wait()
+    with pytest.raises(nt.UserError, match="expected a scope to be left on the thread that entered it"):
+        running.pop().close()
+    gc.collect()
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    turns.wait()
+    thread.join()
+    assert torch.equal(results[0], torch.autograd.grad((weight @ weight).sum(), weight)[0])
+
+
 def test_backward_inside_a_scope(device):
     """What a reentrant checkpoint saves when backward runs it again is needed at once, and stays."""
     from torch.utils.checkpoint import checkpoint  # noqa: PLC0415
@@ -255,16 +285,19 @@ def test_backward_inside_a_scope(device):
 
 
 def test_the_interpreter_ends_quietly(tmp_path):
-    """Graphs, engines and an open scope that live until the end of the process."""
+    """Graphs, engines and an open scope that live until the end of the process, and of one that was forked off."""
     script = tmp_path / "end.py"
     script.write_text(
-        "import torch, neaptide as nt, neaptide.sim\n"
+        "import os, torch, neaptide as nt, neaptide.sim\n"
         "model = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Tanh()).to('sim')\n"
         "handle = nt.offload(model, min_bytes=0, keep_last=0, policy=lambda *_: 'offload')\n"
         "loss = model(torch.randn(64, device='sim', requires_grad=True)).sum()\n"
         "loss.backward(retain_graph=True)\n"
         "scope = nt.offload_scope().__enter__()\n"
         "saved = torch.randn(64, requires_grad=True).sin()\n"
+        "torch.sim.synchronize()\n"
+        "child = os.fork()\n"
+        "assert child == 0 or os.waitpid(child, 0)[1] == 0\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -277,3 +310,42 @@ def test_messages_go_to_pythons_log(caplog):
         model(torch.randn(512, 512)).sum().backward()
     assert [record.name for record in caplog.records] == ["neaptide"]
     assert "[offload.host_limit] no host memory for another" in caplog.text
+
+
+def test_a_log_handler_may_ask_the_engine_and_collect_graphs():
+    """It runs in the middle of a forward, for a message of the engine's."""
+    model = Chain()
+    handle = nt.offload(model, **MIN, host_limit=5 * 4096)
+    graph = [chain_loss(model, "cpu", 0)]
+    assert handle.host_counters().requested == 5 * 4096
+    asked = []
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            graph.clear()
+            asked.append((record.levelname, handle.host_counters().requested))
+
+    handler = Handler()
+    logging.getLogger("neaptide").addHandler(handler)
+    try:
+        chain_loss(model, "cpu", 0).backward()
+    finally:
+        logging.getLogger("neaptide").removeHandler(handler)
+    assert asked == [("WARNING", 0)]
+
+
+def test_a_finalizer_of_memory_that_leaves_may_drop_graphs(sim):
+    model = Chain().to("sim")
+    handle = nt.offload(model, **MIN, max_in_flight=12 * 4096)
+    graph = [chain_loss(model, "sim", 0)]
+    x = torch.randn(32, 32, device="sim")
+    weakref.finalize(x.untyped_storage(), graph.clear)
+    y = model(x)
+    del x  # the engine alone has its memory, until the next forward needs the room
+    assert graph
+    chain_loss(model, "sim", 0)
+    assert graph == []
+    y.sum().backward()
+    model.zero_grad()
+    del y
+    assert handle.host_counters().requested == 0

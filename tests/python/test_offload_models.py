@@ -16,7 +16,8 @@ def make(request):
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_losses_and_gradients_are_those_without_offload(device, make, mode):
-    """Among what comes into every layer are the same two rotary tables (HyperParallel's issue 664)."""
+    """Among what comes into every layer are the same two rotary tables, as in
+    https://gitcode.com/mindspore/hyper-parallel/issues, number 664."""
     plain = train(make().to(device), device)
     model = make().to(device)
     offload = nt.offload(model, min_bytes=0, mode=mode, keep_last=1, prefetch=1, max_in_flight=0)

@@ -3,6 +3,8 @@
 What another test shows anyway has its URL there; tests/issues has those of the C++ library.
 """
 
+import warnings
+
 import pytest
 import torch
 from function_nets import DEPTH, ONE, ROWS, SIDE, assert_same_gradients, loss_of, nets
@@ -81,7 +83,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_saved_tensors_come_back_with_their_strides(sim, layout):
-    """https://github.com/huggingface/trl/issues/5694: those that were not contiguous crashed."""
+    """https://github.com/huggingface/trl/pull/5694: those that were not contiguous crashed."""
     view, seen = LAYOUTS[layout], []
 
     class Saved(torch.autograd.Function):
@@ -129,6 +131,8 @@ def test_tensors_of_other_devices_and_kinds_pass_untouched(sim):
     class Marked(torch.Tensor):
         pass
 
+    with warnings.catch_warnings(action="ignore"):
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     others = [
         torch.arange(12.0),
         torch.get_rng_state(),
@@ -138,6 +142,8 @@ def test_tensors_of_other_devices_and_kinds_pass_untouched(sim):
         torch.ones(8, dtype=torch.bool, device="sim"),
         torch.tensor(3.0, device="sim"),
         torch.empty(0, 4, device="sim"),
+        nested,
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
         None,
     ]
     back = []
@@ -162,6 +168,9 @@ def test_tensors_of_other_devices_and_kinds_pass_untouched(sim):
         if saved is None:
             continue
         assert (found.device, found.dtype, found.layout) == (saved.device, saved.dtype, saved.layout)
+        if saved.is_nested:
+            assert [part.tolist() for part in found.unbind()] == [[1, 1], [1, 1, 1]]
+            continue
         assert torch.equal(found.to_dense().cpu(), saved.to_dense().cpu())
         if saved.device.type == "cpu" and not saved.is_sparse:
             assert found.data_ptr() == saved.data_ptr()
@@ -172,8 +181,9 @@ def test_tensors_of_other_devices_and_kinds_pass_untouched(sim):
 
 @pytest.mark.parametrize("too_late", [False, True])
 def test_an_addition_in_place_behind_an_adapter(device, too_late):
-    """Into what backward needs it is autograd's error, as axolotl's documentation says it is not with its offload; and
-    before it is saved, it is fine."""
+    """Into what backward needs it is autograd's error, as axolotl's documentation says it is not with its offload, and
+    https://github.com/pytorch/pytorch/blob/main/torch/csrc/autograd/saved_variable.cpp why: what has hooks is not
+    checked. Before it is saved, it is fine."""
 
     def before(_module, args):
         args[0].add_(1)
@@ -334,6 +344,15 @@ def test_a_host_limit_of_nothing_moves_nothing(device):
     assert handle.host_counters().locked == 0
 
 
+def test_each_option_stands_alone():
+    """https://github.com/Nerogar/OneTrainer/issues/1136: offload was off unless another option was set, too."""
+    for option in {}, {"prefetch": 1}, {"max_in_flight": 0}, {"mode": "sync"}, {"host_limit": "1MiB"}:
+        model = Chain()
+        handle = nt.offload(model, min_bytes=0, **option)
+        chain_loss(model, "cpu", 0).backward()
+        assert handle.take_step_report().offloaded_bytes > 0, option
+
+
 def test_a_peak_that_offload_cannot_lower_is_said_so(sim):
     """https://github.com/huggingface/accelerate/pull/4175, https://github.com/deepspeedai/DeepSpeed/issues/522: memory
     was what it was without, and nobody said why."""
@@ -387,4 +406,4 @@ def test_meta_tensors_run_as_they_do_without_offload(reentrant):
 
 
 def test_models_that_are_hard_to_shard_and_ranks_that_disagree():
-    run("adapters", "used_by_some", "retained", "used_late", "scaled", "other_units")
+    run("adapters", "used_by_some", "retained", "used_late", "scaled", "shapes", "shared_bias", "failed", "other_units")

@@ -45,7 +45,7 @@ class CapturePolicy final : public autograd::SavedTensorPolicy {
       std::exchange(policy_, nullptr)->take(kept_);
     }
     at::Tensor call_unpack_hook() override {
-      kept_.version.check(kept_.tensor.options(), kept_.tensor.sizes());
+      kept_.version.check(kept_.tensor);
       return kept_.tensor;
     }
 
@@ -211,8 +211,11 @@ std::vector<Captured> RegionState::run_again() {
   // While the first run is under way, the second one gets further than it.
   check_second_run(name_, saved_, capture.captured, complete_ ? capture.surplus : 0);
   shared_->reruns.fetch_add(1, std::memory_order_relaxed);
-  if (trace::Recorder* recorder = shared_->recorder.load()) {
-    recorder->span("recompute/second runs", name_, begin_ns, device.now_ns(), {{"tensors", saved_.size()}});
+  {
+    const MutexLock lock(shared_->recording);  // until the span is written nobody lets the recorder go
+    if (trace::Recorder* recorder = shared_->recorder) {
+      recorder->span("recompute/second runs", name_, begin_ns, device.now_ns(), {{"tensors", saved_.size()}});
+    }
   }
   return std::move(capture.captured);
 }
@@ -220,7 +223,7 @@ std::vector<Captured> RegionState::run_again() {
 at::Tensor RegionState::check_unchanged(const Captured& captured, std::size_t index) const {
   const SavedTensor& first = saved_[index];
   first.version.check(first.options, first.sizes);
-  captured.version.check(captured.tensor.options(), captured.tensor.sizes());
+  captured.version.check(captured.tensor);
   return captured.tensor;
 }
 

@@ -26,7 +26,9 @@ constexpr std::string_view kOtherValues =
     "random numbers that do not come from torch's default generators, state that the unit changes itself (running "
     "statistics, a counter), a parameter or buffer that was changed since, or an operator that is not deterministic";
 
-std::string describe(const at::Tensor& tensor) { return concat(tensor.toString(), ' ', tensor.sizes()); }
+std::string describe(const at::Tensor& tensor) {
+  return concat(tensor.toString(), ' ', autograd::listed_sizes(tensor));
+}
 
 at::Tensor plain_copy(const at::Tensor& tensor) {
   return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous();
@@ -53,7 +55,7 @@ class Comparison {
   void check(std::size_t index) const {
     const SavedTensor& saved = first_[index];
     const at::Tensor& found = second_[index].tensor;
-    if (found.sizes() != c10::IntArrayRef(saved.sizes)) fail(index, "another shape", kOtherShape);
+    if (autograd::listed_sizes(found) != c10::IntArrayRef(saved.sizes)) fail(index, "another shape", kOtherShape);
     if (found.dtype() != saved.options.dtype() || found.device() != saved.options.device() ||
         found.layout() != saved.options.layout()) {
       fail(index, "another type", kOtherKind);
@@ -80,8 +82,9 @@ class Comparison {
 
 }  // namespace
 
-SavedTensor::SavedTensor(const at::Tensor& tensor, bool with_value)
-    : sizes(tensor.sizes().begin(), tensor.sizes().end()), options(tensor.options()), version(tensor) {
+SavedTensor::SavedTensor(const at::Tensor& tensor, bool with_value) : options(tensor.options()), version(tensor) {
+  const c10::IntArrayRef listed = autograd::listed_sizes(tensor);
+  sizes.assign(listed.begin(), listed.end());
   if (!with_value) return;
   if (comparable(tensor)) value = tensor.detach().clone();
   op = autograd::current_op_name();

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "neap/autograd/resident_storages.h"
+#include "neap/base/mutex.h"
 #include "neap/recompute/options.h"
 
 namespace neap::trace {
@@ -17,8 +18,9 @@ struct Shared {
   Shared(const Options& o, trace::Recorder* r) : options(o), recorder(r) {}
 
   const Options options;
-  std::atomic<trace::Recorder*> recorder;  // null when nobody records, or not any more
-  autograd::ResidentStorages residents;    // parameters and buffers: kept whatever becomes of regions
+  Mutex recording;
+  trace::Recorder* recorder NEAP_GUARDED_BY(recording);  // null when nobody records, or not any more
+  autograd::ResidentStorages residents;                  // parameters and buffers: kept whatever becomes of regions
   std::atomic<int64_t> regions = 0;
   std::atomic<int64_t> reruns = 0;
   std::atomic<int64_t> saved_tensors = 0;

@@ -2,6 +2,7 @@
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <mutex>
@@ -78,8 +79,11 @@ void register_backend() {
     c10::SetAllocator(kSim, &device_allocator());
     at::setHostAllocator(kSim, &host_allocator());
     register_kernels();
-    // Workers must not run into the destruction of static objects.
-    std::atexit([] { engine().stop_workers(); });
+    // Workers must not run into the destruction of static objects. A process that was forked off has none.
+    static const pid_t process = ::getpid();
+    std::atexit([] {
+      if (::getpid() == process) engine().stop_workers();
+    });
   });
 }
 
