@@ -26,4 +26,13 @@ at::Tensor byte_view(const c10::Storage& storage);
 // REQUIRES: both flat, contiguous uint8 of one size; at least one on stream.device(), the other there or on the CPU.
 void copy_bytes_async(const at::Tensor& dst, const at::Tensor& src, const Stream& stream);
 
+// Bytes [offset, offset + size) of a storage, which lives as long as this is used. REQUIRES: the range lies in it.
+struct ByteSpan {
+  const c10::Storage& storage;
+  int64_t offset = 0;
+  int64_t size = 0;
+};
+// The same, without tensors where they would cost more than the bytes do.
+void copy_bytes_async(const ByteSpan& dst, const ByteSpan& src, const Stream& stream);
+
 }  // namespace neap::device

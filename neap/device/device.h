@@ -56,6 +56,8 @@ struct Capacity {
   bool operator==(const Capacity&) const = default;
 };
 
+struct ByteSpan;  // copy.h
+
 struct Copy {
   Direction direction;
   Bytes bytes;
@@ -111,6 +113,10 @@ class Device {
  private:
   friend class Stream;
   friend void copy_bytes_async(const at::Tensor&, const at::Tensor&, const Stream&);
+  friend void copy_bytes_async(const ByteSpan&, const ByteSpan&, const Stream&);
+  void announce(const Copy& copy) const {
+    if (has_copy_hook_.load(std::memory_order_acquire)) copy_hook_(copy);
+  }
   explicit Device(c10::Device device);
   ~Device() = delete;  // leaked on purpose: events and streams may outlive every static
   Stream kept_stream(size_t which);

@@ -115,6 +115,22 @@ TEST(CopyBytes, RefusesWhatIsNotFlatBytesOfOneSize) {
                InternalError);
 }
 
+// Both sides of the size from which on the operator moves the bytes.
+TEST(CopyBytes, MovesAPieceOfAStorage) {
+  const auto stream = Device::of(c10::Device(c10::kCPU)).current_stream();
+  for (const int64_t size : {int64_t{6}, int64_t{1} << 20}) {
+    const auto source = bytes(size + 10);
+    const auto copy = at::zeros({size + 4}, at::kByte);
+    const c10::Storage from = source.storage(), to = copy.storage();
+    copy_bytes_async({to, 1, size}, {from, 3, size}, stream);
+    EXPECT_TRUE(at::equal(copy.narrow(0, 1, size), source.narrow(0, 3, size)));
+    EXPECT_EQ(copy[0].item<int>() + copy.narrow(0, size + 1, 3).sum().item<int>(), 0) << "nothing beside it";
+    EXPECT_THROW(copy_bytes_async({to, 1, size}, {from, 3, size - 1}, stream), InternalError);
+    EXPECT_THROW(copy_bytes_async({to, 5, size}, {from, 3, size}, stream), InternalError);
+    EXPECT_THROW(copy_bytes_async({to, 1, size}, {from, 11, size}, stream), InternalError);
+  }
+}
+
 TEST(CopyBytes, IsReplacedByWhatItsHookThrows) {
   auto& cpu = Device::of(c10::Device(c10::kCPU));
   int64_t seen = 0;

@@ -23,32 +23,53 @@ std::optional<FreeList::Place> FreeList::allocate(int64_t size) {
   const auto best = free_.lower_bound({size, {}});
   if (best == free_.end()) return std::nullopt;
   const auto [had, place] = *best;
-  erase_free(chunks_.find(place));
-  chunks_.emplace(place, Chunk{size, /*free=*/false});
-  if (had > size) insert_free({place.slab, place.offset + size}, had - size);
+  const auto chunk = chunks_.find(place);
+  if (had > size) {
+    // What is left over takes the node that stood for the whole.
+    const Place rest{place.slab, place.offset + size};
+    chunks_.emplace_hint(std::next(chunk), rest, Chunk{had - size, /*free=*/true});
+    auto node = free_.extract(best);
+    node.value() = {had - size, rest};
+    free_.insert(std::move(node));
+  } else {
+    free_.erase(best);
+  }
+  chunk->second = {size, /*free=*/false};
+  free_bytes_ -= size;
   return place;
 }
 
 bool FreeList::release(Place place) {
-  const auto block = chunks_.find(place);
+  auto block = chunks_.find(place);
   NEAP_ASSERT(block != chunks_.end() && !block->second.free, "no block at offset ", place.offset, " of slab ",
               place.slab, ": released twice, or not of this pool");
-  int64_t size = block->second.size;
+  free_bytes_ += block->second.size;
+  block->second.free = true;
+  auto neighbour = free_.end();  // a free one, whose node will stand for the whole
   if (const auto next = std::next(block);
       next != chunks_.end() && next->first.slab == place.slab && next->second.free) {
-    size += next->second.size;
-    erase_free(next);
+    neighbour = free_.find({next->second.size, next->first});
+    block->second.size += next->second.size;
+    chunks_.erase(next);
   }
   if (block != chunks_.begin()) {
     if (const auto before = std::prev(block); before->first.slab == place.slab && before->second.free) {
-      place.offset = before->first.offset;
-      size += before->second.size;
-      erase_free(before);
+      if (neighbour != free_.end()) free_.erase(neighbour);
+      neighbour = free_.find({before->second.size, before->first});
+      before->second.size += block->second.size;
+      chunks_.erase(block);
+      block = before;
     }
   }
-  chunks_.erase(block);
-  insert_free(place, size);
-  return size == slabs_.at(place.slab);
+  const BySize whole{block->second.size, block->first};
+  if (neighbour == free_.end()) {
+    free_.insert(whole);
+  } else {
+    auto node = free_.extract(neighbour);
+    node.value() = whole;
+    free_.insert(std::move(node));
+  }
+  return whole.size == slabs_.at(place.slab);
 }
 
 bool FreeList::slab_is_free(int32_t slab) const {

@@ -47,9 +47,14 @@ Bytes HostBuffer::size() const noexcept { return Bytes(block_.requested); }
 std::byte* HostBuffer::data() const noexcept { return block_.data; }
 
 at::Tensor HostBuffer::tensor() const {
-  NEAP_ASSERT(!is_null(), "tensor of a host buffer that was released");
+  const device::ByteSpan bytes = span();
+  return device::byte_view(bytes.storage, bytes.offset, bytes.size);
+}
+
+device::ByteSpan HostBuffer::span() const {
+  NEAP_ASSERT(!is_null(), "bytes of a host buffer that was released");
   const auto& slab = static_cast<const StorageSlab&>(*block_.memory);
-  return device::byte_view(slab.storage(), block_.data - slab.data(), block_.requested);
+  return {slab.storage(), block_.data - slab.data(), block_.requested};
 }
 
 void HostBuffer::set_pending(device::Event event) {

@@ -14,6 +14,7 @@
 #include <span>
 
 #include "neap/base/bytes.h"
+#include "neap/device/copy.h"
 #include "neap/device/event.h"
 #include "neap/memory/pool_types.h"
 
@@ -41,6 +42,8 @@ class HostBuffer {
   // A flat uint8 CPU tensor over the bytes, pinned in torch's eyes when the pool's memory is. It keeps the memory, not
   // the block: after the buffer is released others write to it. REQUIRES: not null.
   [[nodiscard]] at::Tensor tensor() const;
+  // The same bytes for a copy, while the buffer is held.
+  [[nodiscard]] device::ByteSpan span() const;
 
   // The end of the latest copy that touches the bytes. REQUIRES: not null; the event is ordered after the former
   // pending one (same stream, or its stream waited for it).

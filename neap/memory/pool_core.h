@@ -15,7 +15,6 @@
 #include <memory>
 #include <memory_resource>
 #include <optional>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -66,9 +65,10 @@ class PoolCore {
     uint64_t idle_since;  // on the pool's clock; 0 while blocks of it are held or in flight
   };
   struct Held {
-    Place place;
-    int64_t size;
-    int64_t requested;
+    uint64_t serial = 0;  // 0: nobody's
+    Place place{};
+    int64_t size = 0;
+    int64_t requested = 0;
   };
   struct InFlight {
     Place place;
@@ -98,8 +98,9 @@ class PoolCore {
   FreeList free_ NEAP_GUARDED_BY(mutex_);
   std::map<int32_t, Slab> slabs_ NEAP_GUARDED_BY(mutex_);
   std::pmr::unsynchronized_pool_resource nodes_ NEAP_GUARDED_BY(mutex_);
-  std::pmr::unordered_map<uint64_t, Held> held_ NEAP_GUARDED_BY(mutex_){&nodes_};
-  std::vector<InFlight> in_flight_ NEAP_GUARDED_BY(mutex_);  // in order of release
+  std::vector<Held> held_ NEAP_GUARDED_BY(mutex_);            // by slot
+  std::vector<uint32_t> free_slots_ NEAP_GUARDED_BY(mutex_);  // has room for all of them
+  std::vector<InFlight> in_flight_ NEAP_GUARDED_BY(mutex_);   // in order of release
   int32_t next_slab_ NEAP_GUARDED_BY(mutex_) = 0;
   std::pmr::map<uint64_t, int32_t> idle_slabs_ NEAP_GUARDED_BY(mutex_){&nodes_};  // idle_since → slab: oldest first
   int64_t idle_slab_bytes_ NEAP_GUARDED_BY(mutex_) = 0;
@@ -148,12 +149,19 @@ std::optional<PoolBlock> PoolCore<Fence>::try_acquire(int64_t bytes) {
 
 template <class Fence>
 std::optional<PoolBlock> PoolCore<Fence>::carve(int64_t size, int64_t requested) {
+  if (free_slots_.empty()) {
+    held_.emplace_back();
+    free_slots_.reserve(held_.capacity());
+    free_slots_.push_back(static_cast<uint32_t>(held_.size()) - 1);
+  }
   const auto place = free_.allocate(size);
   if (!place) return std::nullopt;
   auto& slab = slabs_.at(place->slab);
   mark_used(slab);
-  const PoolBlock block{slab.memory->data() + place->offset, slab.memory.get(), requested, next_block_serial()};
-  held_.emplace(block.serial, Held{*place, size, requested});
+  const PoolBlock block{slab.memory->data() + place->offset, slab.memory.get(), requested, free_slots_.back(),
+                        next_block_serial()};
+  free_slots_.pop_back();
+  held_[block.slot] = {block.serial, *place, size, requested};
   ++counters_.acquires;
   counters_.requested += Bytes(requested);
   counters_.requested_peak = std::max(counters_.requested_peak, counters_.requested);
@@ -221,11 +229,12 @@ template <class Fence>
 void PoolCore<Fence>::release(const PoolBlock& block, Fence after) {
   Dropped dropped;
   MutexLock lock(mutex_);
-  const auto held = held_.find(block.serial);
-  NEAP_ASSERT(held != held_.end(), "host block ", block.serial, " released twice, or to a pool it is not of");
-  const auto [place, size, requested] = held->second;
+  NEAP_ASSERT(block.serial != 0 && block.slot < held_.size() && held_[block.slot].serial == block.serial, "host block ",
+              block.serial, " released twice, or to a pool it is not of");
+  const auto [serial, place, size, requested] = held_[block.slot];
   in_flight_.push_back({place, size, std::move(after)});  // may throw, so it comes first
-  held_.erase(held);
+  held_[block.slot] = {};
+  free_slots_.push_back(block.slot);
   counters_.requested -= Bytes(requested);
   counters_.in_use -= Bytes(size);
   counters_.in_flight += Bytes(size);

@@ -64,6 +64,7 @@ struct PoolBlock {
   std::byte* data = nullptr;
   SlabMemory* memory = nullptr;
   int64_t requested = 0;
+  uint32_t slot = 0;    // where the pool notes it
   uint64_t serial = 0;  // of this acquisition, unique in the process: a stale or foreign handle is recognised
 
   [[nodiscard]] bool is_null() const noexcept { return memory == nullptr; }

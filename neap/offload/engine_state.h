@@ -40,6 +40,7 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
   Mutex mutex;                           // taken as EngineLock where device memory may go or something be logged
   StepReport report;                     // since the last one; guarded by the mutex
   Ledger ledger;                         // guarded by the mutex
+  TapeRoom tape_room;                    // has its own lock
 
   // ---- set up
   // The tensors that are never offloaded, wherever their storages may be moved to later. The device is that of the

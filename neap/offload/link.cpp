@@ -1,28 +1,25 @@
 #include "neap/offload/link.h"
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <exception>
 #include <utility>
 
-#include "neap/device/copy.h"
-
 namespace neap::offload {
 
 Link::Link(device::Device& device, bool overlap) : device_(device), overlaps_(overlap && device.asynchronous()) {}
 
 Link::CopiedOut Link::copy_out(const c10::Storage& source, ByteRange range, memory::HostBuffer& host, Moment& now) {
-  const at::Tensor to = host.tensor();
-  const at::Tensor from = device::byte_view(source, range.begin, range.size());
+  const device::ByteSpan to = host.span();
+  const device::ByteSpan from{source, range.begin, range.size()};
   if (!overlaps_) {
     copy_in_order(to, from, now.stream(), out_stalls_);
     host.set_pending(now.stream().record());
     return {};
   }
   const device::Stream out = device_.copy_stream(device::Direction::kOut);
-  out.wait(now.event());
+  now.goes_before(out);
   device::Event done = enqueue(to, from, out, out_rate_);
   host.set_pending(done);
   return {std::move(done), ++copies_out_};
@@ -30,8 +27,8 @@ Link::CopiedOut Link::copy_out(const c10::Storage& source, ByteRange range, memo
 
 device::Event Link::copy_in(memory::HostBuffer& host, int64_t copied_out, const c10::Storage& target, int64_t pad,
                             Moment& now) {
-  const at::Tensor from = host.tensor();
-  const at::Tensor to = device::byte_view(target, pad, from.numel());
+  const device::ByteSpan from = host.span();
+  const device::ByteSpan to{target, pad, from.size};
   if (!overlaps_) {
     now.stream().wait(host.pending());  // the bytes may have gone out on another compute stream
     copy_in_order(to, from, now.stream(), in_stalls_);
@@ -44,13 +41,13 @@ device::Event Link::copy_in(memory::HostBuffer& host, int64_t copied_out, const 
     in.wait(host.pending());
     in_has_waited_for_ = copied_out;
   }
-  in.wait(now.event());  // the compute stream may still use what lay where `target` now is
+  now.goes_before(in);  // the compute stream may still use what lay where `target` now is
   device::Event done = enqueue(to, from, in, in_rate_);
   host.set_pending(done);
   return done;
 }
 
-device::Event Link::enqueue(const at::Tensor& to, const at::Tensor& from, const device::Stream& copies,
+device::Event Link::enqueue(const device::ByteSpan& to, const device::ByteSpan& from, const device::Stream& copies,
                             LinkRate& rate) {
   device::Event begin;
   if (rate.wants_sample()) begin = copies.record_timed();
@@ -63,11 +60,11 @@ device::Event Link::enqueue(const at::Tensor& to, const at::Tensor& from, const 
     copies.synchronize();
     throw;
   }
-  if (!begin.is_null()) rate.add(std::move(begin), done, Bytes(from.numel()));
+  if (!begin.is_null()) rate.add(std::move(begin), done, Bytes(from.size));
   return done;
 }
 
-void Link::copy_in_order(const at::Tensor& to, const at::Tensor& from, const device::Stream& compute,
+void Link::copy_in_order(const device::ByteSpan& to, const device::ByteSpan& from, const device::Stream& compute,
                          StallMeter& stalls) {
   if (!device_.asynchronous()) {
     const int64_t begin = device_.now_ns();
@@ -78,7 +75,7 @@ void Link::copy_in_order(const at::Tensor& to, const at::Tensor& from, const dev
   const device::Event begin = compute.record_timed();
   device::copy_bytes_async(to, from, compute);
   try {
-    stalls.add_wait(begin, compute.record_timed(), Bytes(from.numel()));
+    stalls.add_wait(begin, compute.record_timed(), Bytes(from.size));
   } catch (...) {
     compute.synchronize();
     throw;

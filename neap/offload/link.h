@@ -7,8 +7,10 @@
 #include <c10/core/Storage.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "neap/base/bytes.h"
+#include "neap/device/copy.h"
 #include "neap/device/device.h"
 #include "neap/device/event.h"
 #include "neap/device/stream.h"
@@ -37,10 +39,17 @@ class Moment {
     if (event_.is_null()) event_ = compute_.record_timed();
     return event_;
   }
+  // What `copies` is given from now on starts behind it. Several copies that begin in one call share one wait.
+  void goes_before(const device::Stream& copies) {
+    if (behind_ && *behind_ == copies) return;
+    copies.wait(event());
+    behind_ = copies;
+  }
 
  private:
   device::Stream compute_;
   device::Event event_;
+  std::optional<device::Stream> behind_;
 };
 
 // Not thread-safe: guarded by the engine's lock.
@@ -74,8 +83,10 @@ class Link {
   LinkRate& in_rate() { return in_rate_; }
 
  private:
-  device::Event enqueue(const at::Tensor& to, const at::Tensor& from, const device::Stream& copies, LinkRate& rate);
-  void copy_in_order(const at::Tensor& to, const at::Tensor& from, const device::Stream& compute, StallMeter& stalls);
+  device::Event enqueue(const device::ByteSpan& to, const device::ByteSpan& from, const device::Stream& copies,
+                        LinkRate& rate);
+  void copy_in_order(const device::ByteSpan& to, const device::ByteSpan& from, const device::Stream& compute,
+                     StallMeter& stalls);
 
   device::Device& device_;
   const bool overlaps_;

@@ -37,9 +37,13 @@ std::optional<PassTimes> StallMeter::next_pass() {
   const auto last_wait =
       std::find_if(entries.rbegin(), entries.rend(), [](const Entry& e) { return !e.until.is_null(); });
   if (!entries.back().at.query() || (last_wait != entries.rend() && !last_wait->until.query())) return std::nullopt;
-  const Pass pass = std::move(ended_.front());
+  Pass pass = std::move(ended_.front());
   ended_.pop_front();
-  return read(pass);
+  PassTimes times = read(pass);
+  // The memory serves the next pass.
+  pass.entries.clear();
+  if (current_.entries.capacity() == 0) current_.entries.swap(pass.entries);
+  return times;
 }
 
 PassTimes StallMeter::read(const Pass& pass) {

@@ -61,6 +61,7 @@ class StorageTable {
   }
 
   size_t size() const { return size_; }
+  size_t buckets() const { return buckets_.size(); }
 
  private:
   static constexpr size_t kFirst = 64;

@@ -2,6 +2,7 @@
 
 #include <c10/util/hash.h>
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -20,16 +21,35 @@ size_t hash_of(const StorageKey& key) {
 
 }  // namespace
 
+TapeRoom::Arrays TapeRoom::take(size_t expected) {
+  Arrays arrays;
+  {
+    const MutexLock lock(mutex_);
+    arrays = std::exchange(kept_, {});
+  }
+  // Of a pass that was much longer: looking through its empty places would take longer than to make new ones.
+  if (arrays.storages.buckets() > 8 * std::max<size_t>(expected, 64)) arrays = {};
+  arrays.slots.reserve(expected);
+  arrays.storages.reserve(expected);
+  return arrays;
+}
+
+void TapeRoom::give_back(Arrays arrays) noexcept {
+  arrays.slots.clear();
+  const MutexLock lock(mutex_);
+  std::swap(kept_, arrays);
+}
+
 Tape::Tape(std::shared_ptr<EngineState> engine, std::shared_ptr<Link> link, int64_t number, size_t expected,
            std::shared_ptr<const Timetable> timetable, bool timed)
     : engine_(std::move(engine)),
       link_(std::move(link)),
       number_(number),
       timed_(timed),
-      timetable_(std::move(timetable)) {
-  slots_.reserve(expected);
-  storages_.reserve(expected);
-}
+      arrays_(engine_->tape_room.take(expected)),
+      timetable_(std::move(timetable)) {}
+
+Tape::~Tape() { engine_->tape_room.give_back(std::move(arrays_)); }
 
 void Tape::begin_run(int32_t unit) {
   const auto index = static_cast<size_t>(unit);
@@ -76,11 +96,11 @@ Place Tape::pack(const at::Tensor& tensor, int32_t unit) {
       std::make_unique<SavedStorage>(shared_from_this(), std::move(key), storage, now.stream(), unit, engine_->ledger);
   created->run = engine_->run();
   created->number = storages_saved_++;
-  storages_.insert(*created, hash);
+  arrays_.storages.insert(*created, hash);
   try {
     engine_->saved(*created, *this, now);
   } catch (...) {
-    storages_.erase(*created);
+    arrays_.storages.erase(*created);
     engine_->leave_queues(*created);
     created->retire();
     --storages_saved_;
@@ -91,22 +111,22 @@ Place Tape::pack(const at::Tensor& tensor, int32_t unit) {
 }
 
 SavedStorage* Tape::find(const StorageKey& key, size_t hash) const {
-  return storages_.find(hash, [&key](const SavedStorage& storage) { return storage.key() == key; });
+  return arrays_.storages.find(hash, [&key](const SavedStorage& storage) { return storage.key() == key; });
 }
 
 Place Tape::append(SavedStorage& storage) {
   storage.run = engine_->run();
-  slots_.push_back({&storage, runs_ - 1});
-  return {&storage, static_cast<int64_t>(slots_.size()) - 1, storage.join()};
+  arrays_.slots.push_back({&storage, runs_ - 1});
+  return {&storage, static_cast<int64_t>(arrays_.slots.size()) - 1, storage.join()};
 }
 
 int64_t Tape::add_waypoint() {
   Moment now = link_->now();
   const int64_t number = storages_saved_++;
-  slots_.push_back({nullptr, runs_ - 1});
+  arrays_.slots.push_back({nullptr, runs_ - 1});
   engine_->came_to(*this, number, Bytes(0), now);
   engine_->settle(now);
-  return static_cast<int64_t>(slots_.size()) - 1;
+  return static_cast<int64_t>(arrays_.slots.size()) - 1;
 }
 
 void Tape::turn() {
@@ -178,13 +198,14 @@ void Tape::prefetch(int64_t position) {
     }
     return;
   }
-  const Prefetcher::Reach reach = engine_->reach(slots_[static_cast<size_t>(position)].run);
+  const Prefetcher::Reach reach = engine_->reach(arrays_.slots[static_cast<size_t>(position)].run);
   prefetcher_.walk(
-      reach, [this](int64_t p) { return slots_[static_cast<size_t>(p)].run; }, [this](int64_t p) { return fetch(p); });
+      reach, [this](int64_t p) { return arrays_.slots[static_cast<size_t>(p)].run; },
+      [this](int64_t p) { return fetch(p); });
 }
 
 Prefetcher::Visit Tape::fetch(int64_t position) {
-  SavedStorage* storage = slots_[static_cast<size_t>(position)].storage;
+  SavedStorage* storage = arrays_.slots[static_cast<size_t>(position)].storage;
   if (storage == nullptr || storage->ahead_in_sweep == prefetcher_.sweep()) return Prefetcher::Visit::kGoOn;
   if (!loads_.empty() && loads_.front().storage == storage) return Prefetcher::Visit::kGoOn;  // being unpacked
   if (storage->state() == StorageState::kHost) {
@@ -218,12 +239,12 @@ void Tape::forget(Place& place) noexcept {
   SavedStorage& storage = *std::exchange(place.storage, nullptr);
   Tape* tape = storage.tape().get();
   const EngineLock lock(*tape->engine_);
-  tape->slots_[static_cast<size_t>(place.position)].storage = nullptr;
+  tape->arrays_.slots[static_cast<size_t>(place.position)].storage = nullptr;
   storage.leave(place.used_generation);
   if (storage.views() == 0) {
     last.reset(&storage);
     tape->count_used(storage);
-    tape->storages_.erase(storage);
+    tape->arrays_.storages.erase(storage);
     tape->engine_->leave_queues(storage);
     storage.retire();
   } else if (storage.state() == StorageState::kReloaded && storage.all_used()) {

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "neap/base/mutex.h"
 #include "neap/offload/link.h"
 #include "neap/offload/prefetcher.h"
 #include "neap/offload/saved_storage.h"
@@ -36,6 +37,28 @@ struct Unpacked {
   int64_t origin = 0;
 };
 
+// The arrays of a pass. With those of a pass that is over the next one needs no large piece of memory, for which the
+// general allocator would first tidy up all the small ones. Thread-safe.
+class TapeRoom {
+ public:
+  struct Slot {
+    SavedStorage* storage;  // null when the saved tensor is gone, and at a waypoint
+    int64_t run;
+  };
+  struct Arrays {
+    std::vector<Slot> slots;
+    StorageTable<SavedStorage, &SavedStorage::known> storages;
+  };
+
+  // Empty, with place for so many saved tensors.
+  Arrays take(size_t expected) NEAP_EXCLUDES(mutex_);
+  void give_back(Arrays arrays) noexcept NEAP_EXCLUDES(mutex_);
+
+ private:
+  Mutex mutex_;
+  Arrays kept_ NEAP_GUARDED_BY(mutex_);
+};
+
 // Methods marked "locked" require the engine's lock; the others take it.
 class Tape : public std::enable_shared_from_this<Tape> {
  public:
@@ -43,6 +66,9 @@ class Tape : public std::enable_shared_from_this<Tape> {
   // the times for the next one.
   Tape(std::shared_ptr<EngineState> engine, std::shared_ptr<Link> link, int64_t number, size_t expected,
        std::shared_ptr<const Timetable> timetable, bool timed);
+  ~Tape();
+  Tape(const Tape&) = delete;
+  Tape& operator=(const Tape&) = delete;
 
   // ---- forward
   // A call of a unit's forward begins. Locked.
@@ -69,7 +95,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
   const std::shared_ptr<Link>& shared_link() const { return link_; }
   int64_t runs() const { return runs_; }
   Bytes bytes() const { return bytes_; }
-  size_t length() const { return slots_.size(); }  // in positions
+  size_t length() const { return arrays_.slots.size(); }  // in positions
   int64_t number() const { return number_; }
   bool timed() const { return timed_; }
   // Null as soon as the pass is seen to be another than the one it was made for.
@@ -78,15 +104,10 @@ class Tape : public std::enable_shared_from_this<Tape> {
   int64_t storages_saved() const { return storages_saved_; }  // with the one that is being saved
   template <class Visit>
   void for_each_storage(Visit visit) const {
-    storages_.for_each(visit);
+    arrays_.storages.for_each(visit);
   }
 
  private:
-  struct Slot {
-    SavedStorage* storage;  // null when the saved tensor is gone, and at a waypoint
-    int64_t run;
-  };
-
   SavedStorage* find(const StorageKey& key, size_t hash) const;
   Place append(SavedStorage& storage);
   // A storage that is to be loaded, and the memory for it.
@@ -109,8 +130,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
   const bool timed_;
   const std::thread::id thread_ = std::this_thread::get_id();
   // Guarded by the engine's lock:
-  StorageTable<SavedStorage, &SavedStorage::known> storages_;
-  std::vector<Slot> slots_;
+  TapeRoom::Arrays arrays_;
   std::vector<bool> units_run_;
   int64_t runs_ = 0;
   Bytes bytes_;

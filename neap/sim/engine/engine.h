@@ -3,8 +3,9 @@
 //
 // - Device memory is ordinary host memory with exact accounting and a hard capacity.
 // - A stream is a queue. Copies, event records and event waits are queued and run by one worker thread per stream,
-//   started when first needed. Kernels are the caller's: begin_kernel() waits for the stream's queue, then the caller
-//   computes inline and the kernel is done.
+//   started when first needed; what a stream with nothing before it can do sooner than a thread is woken, the caller
+//   does. Kernels are the caller's: begin_kernel() waits for the stream's queue, then the caller computes inline and
+//   the kernel is done.
 // - Virtual time is fixed at submission (list scheduling on integers): it does not depend on how fast the real threads
 //   run. The same program has the same times, the same answers from query() and the same peaks on every machine.
 // - Hazards are found at submission by vector clocks over (stream, byte range), so a wrong program is reported
@@ -112,6 +113,15 @@ class Engine {
   // kForCompletion it runs before the call returns, on this thread.
   void submit_copy(Stream* on, Link link, std::size_t bytes, std::span<const Range> ranges, const char* what,
                    std::function<void()> work, Wait wait, int latencies = 1, Drawn drawn = {}) NEAP_EXCLUDES(mutex_);
+  // The same for a copy that only moves bytes. A few of them, on a stream that has nothing to wait for, are there when
+  // the call returns; the clock and the checker take them for queued all the same.
+  struct Move {
+    void* to;
+    const void* from;
+    std::size_t bytes;
+  };
+  void submit_copy(Stream* on, Link link, Move move, std::span<const Range> ranges, const char* what, Wait wait)
+      NEAP_EXCLUDES(mutex_);
   // A function of the host in the order of the stream: a copy over the link between devices that says itself what it
   // touches, by address.
   void submit_host_task(Stream* on, HostTask task) NEAP_EXCLUDES(mutex_);
@@ -212,6 +222,11 @@ class Engine {
   void open(Stream* stream, Nanoseconds host_cost) NEAP_REQUIRES(mutex_);
   Slot place(const Stream* stream) NEAP_REQUIRES(mutex_);
   void begin_work(Stream* stream, Slot slot) NEAP_REQUIRES(mutex_);
+  // Everything about a copy but the copying. Returns what it takes on the clock.
+  Nanoseconds account_copy(Stream* on, Link link, std::size_t bytes, std::span<const Range> ranges, const char* what,
+                           int latencies, const Drawn& drawn) NEAP_REQUIRES(mutex_);
+  bool copies_at_once(Stream* on) NEAP_REQUIRES(mutex_);
+  // REQUIRES: a recording to be made is known to nobody else yet who does not take the lock first.
   void push(Stream* stream, Task task) NEAP_REQUIRES(mutex_);
   std::function<void()> copy_task(Stream* on, Link link, std::span<const Range> ranges, const char* what,
                                   std::function<void()> work, std::chrono::nanoseconds duration) NEAP_REQUIRES(mutex_);

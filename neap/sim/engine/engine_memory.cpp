@@ -65,7 +65,7 @@ Block* Engine::try_charge(Stream* on, std::size_t bytes, void* adopted, const ch
     ++device.totals.adopted;
   } else {
     try {
-      BlockStore::provide(block, config_.poison);
+      blocks_.provide(block, config_.poison);
     } catch (...) {
       blocks_.discard(block);
       throw;
@@ -95,7 +95,7 @@ Block* Engine::allocate_pinned(std::size_t bytes, MemoryShortage* shortage) {
   }
   Block* block = blocks_.make(kHostDevice, bytes, charged, nullptr);
   try {
-    BlockStore::provide(block, config_.poison);
+    blocks_.provide(block, config_.poison);
     pinned_blocks_[reinterpret_cast<uintptr_t>(block->data())] = block;
   } catch (...) {
     blocks_.discard(block);

@@ -306,5 +306,83 @@ TEST_F(EngineWithoutPatience, AWaitThatAPausedLinkMakesEndlessThrows) {
   engine.synchronize(out);
 }
 
+// ---- copies of plain bytes
+
+class EngineMoves : public EngineTest {
+ protected:
+  explicit EngineMoves(const DeviceConfig& config = round_numbers()) : EngineTest(config) {}
+
+  void move(Stream* on, Block* from, Block* to) {
+    const Range ranges[] = {reads(from), writes(to)};
+    engine.submit_copy(on, Link::kDeviceToHost, {to->data(), from->data(), from->bytes()}, ranges, "copy out",
+                       Wait::kNo);
+  }
+  // A filled block, page-locked memory for it, and `out` behind the filling.
+  void prepare(std::size_t bytes) {
+    device = allocate(bytes);
+    host = allocate_pinned(bytes);
+    std::memset(host->data(), 0, bytes);
+    fill(device, 5, 5000);
+    order(compute, out);
+  }
+  void TearDown() override {
+    engine.synchronize(out);
+    EXPECT_EQ(byte_of(host, host->bytes() - 1), 5);
+    engine.free(device);
+    engine.free(host);
+    EngineTest::TearDown();
+  }
+
+  Block *device = nullptr, *host = nullptr;
+};
+
+TEST_F(EngineMoves, FewBytesAreThereAtOnceAndOnTheClockAsLateAsEver) {
+  prepare(100);
+  move(out, device, host);
+  EXPECT_EQ(byte_of(host), 5);
+  EXPECT_EQ(engine.counters(0).threads, 0) << "no worker was needed";
+  EXPECT_FALSE(engine.query(out)) << "the clock has not come there";
+  EXPECT_EQ(engine.stream_time_ns(out), 5100);
+
+  copy(out, device, host);
+  EXPECT_EQ(engine.stream_time_ns(out), 5200) << "as long as a copy that a worker makes";
+  EXPECT_EQ(engine.counters(0).d2h.copies, 2);
+}
+
+TEST_F(EngineMoves, FewBytesKeepTheirPlaceBehindWhatIsQueued) {
+  prepare(100);
+  engine.pause(0, Link::kDeviceToHost);
+  engine.submit_copy(
+      out, Link::kDeviceToHost, 1, {}, "copy", [&] { std::memset(host->data(), 9, 100); }, Wait::kNo);
+  move(out, device, host);
+  EXPECT_EQ(byte_of(host), 0);
+  engine.resume(0, Link::kDeviceToHost);  // TearDown: the later of the two has the last word
+}
+
+TEST_F(EngineMoves, FewBytesWaitForAPausedLink) {
+  prepare(100);
+  engine.pause(0, Link::kDeviceToHost);
+  move(out, device, host);
+  EXPECT_EQ(byte_of(host), 0);
+  engine.resume(0, Link::kDeviceToHost);
+}
+
+TEST_F(EngineMoves, ManyBytesAreAWorkersAffair) {
+  prepare(std::size_t{1} << 20);
+  move(out, device, host);
+  EXPECT_EQ(engine.counters(0).threads, 1);
+}
+
+class EngineMovesInRealTime : public EngineMoves {
+ protected:
+  EngineMovesInRealTime() : EngineMoves(on_the_real_clock()) {}
+};
+
+TEST_F(EngineMovesInRealTime, FewBytesAreQueuedAsAllOthers) {
+  prepare(100);
+  move(out, device, host);
+  EXPECT_EQ(engine.counters(0).threads, 1);
+}
+
 }  // namespace
 }  // namespace neap::sim

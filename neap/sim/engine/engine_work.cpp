@@ -1,5 +1,6 @@
 // torch-free
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "neap/base/error.h"
@@ -10,6 +11,8 @@
 namespace neap::sim {
 namespace {
 
+// Bytes that are moved sooner than a worker is woken to move them.
+constexpr std::size_t kFew = 32768;
 constexpr Nanoseconds kPoll = 1'000;  // host time of one query: a loop that polls must come to an end
 
 using SteadyClock = std::chrono::steady_clock;
@@ -103,6 +106,29 @@ void Engine::begin_kernel(Stream* on, std::span<const Range> ranges, const char*
   }
 }
 
+Nanoseconds Engine::account_copy(Stream* on, Link link, std::size_t bytes, std::span<const Range> ranges,
+                                 const char* what, int latencies, const Drawn& drawn) {
+  open(on, costs_.launch);
+  if (config_.hazard_check) check(on, ranges, what);
+  const Slot slot = place(on);
+  begin_work(on, slot);
+  Device& device = device_at(on->device());
+  const Nanoseconds duration = costs_.copy(link, bytes, latencies);
+  const Nanoseconds start = device.links[static_cast<std::size_t>(link)].reserve(slot.start, duration);
+  on->free_at_ = start + duration;
+  Totals::OfLink& totals = device.totals.links[static_cast<std::size_t>(link)];
+  ++totals.copies;
+  totals.bytes += static_cast<int64_t>(bytes);
+  totals.busy += duration;
+  if (recorder_ != nullptr && config_.clock == Clock::kVirtual) {
+    const std::string track =
+        drawn.track.empty() ? internal::concat("sim:", on->device(), "/", lane(link)) : std::string(drawn.track);
+    recorder_->span(track, drawn.name.empty() ? what : drawn.name, start, on->free_at_,
+                    {{"bytes", bytes}, {"stream", on->id()}});
+  }
+  return duration;
+}
+
 void Engine::submit_copy(Stream* on, Link link, std::size_t bytes, std::span<const Range> ranges, const char* what,
                          std::function<void()> work, Wait wait, int latencies, Drawn drawn) {
   // A copy that the host waits for anyhow needs no worker: once the stream is quiet, this thread does it.
@@ -111,24 +137,7 @@ void Engine::submit_copy(Stream* on, Link link, std::size_t bytes, std::span<con
   std::chrono::nanoseconds real_duration{0};
   {
     MutexLock lock(mutex_);
-    open(on, costs_.launch);
-    if (config_.hazard_check) check(on, ranges, what);
-    const Slot slot = place(on);
-    begin_work(on, slot);
-    Device& device = device_at(on->device());
-    const Nanoseconds duration = costs_.copy(link, bytes, latencies);
-    const Nanoseconds start = device.links[static_cast<std::size_t>(link)].reserve(slot.start, duration);
-    on->free_at_ = start + duration;
-    Totals::OfLink& totals = device.totals.links[static_cast<std::size_t>(link)];
-    ++totals.copies;
-    totals.bytes += static_cast<int64_t>(bytes);
-    totals.busy += duration;
-    if (recorder_ != nullptr && config_.clock == Clock::kVirtual) {
-      const std::string track =
-          drawn.track.empty() ? internal::concat("sim:", on->device(), "/", lane(link)) : std::string(drawn.track);
-      recorder_->span(track, drawn.name.empty() ? what : drawn.name, start, on->free_at_,
-                      {{"bytes", bytes}, {"stream", on->id()}});
-    }
+    const Nanoseconds duration = account_copy(on, link, bytes, ranges, what, latencies, drawn);
     if (config_.realtime_copies && costs_.limited(link)) real_duration = std::chrono::nanoseconds(duration);
     inline_copy |= stopped_;
     if (!inline_copy) {
@@ -138,6 +147,25 @@ void Engine::submit_copy(Stream* on, Link link, std::size_t bytes, std::span<con
   }
   if (!gate(on->device(), link).pass(work, real_duration, patience_)) throw_stuck();
   if (wait == Wait::kForCompletion) synchronize(on);
+}
+
+void Engine::submit_copy(Stream* on, Link link, Move move, std::span<const Range> ranges, const char* what, Wait wait) {
+  if (wait == Wait::kNo && move.bytes <= kFew) {
+    MutexLock lock(mutex_);
+    // Under the lock, because until the bytes are there nobody else may find the stream quiet.
+    if (copies_at_once(on)) {
+      account_copy(on, link, move.bytes, ranges, what, /*latencies=*/1, {});
+      std::memcpy(move.to, move.from, move.bytes);
+      return;
+    }
+  }
+  const auto work = [move] { std::memcpy(move.to, move.from, move.bytes); };
+  submit_copy(on, link, move.bytes, ranges, what, work, wait);
+}
+
+// On the virtual clock alone: where real time counts, copies overlap compute for real.
+bool Engine::copies_at_once(Stream* on) {
+  return config_.clock == Clock::kVirtual && !config_.realtime_copies && !any_paused() && quiet(on);
 }
 
 void Engine::submit_host_task(Stream* on, HostTask task) {
@@ -185,7 +213,10 @@ bool Engine::quiet(Stream* stream) {
 }
 
 void Engine::push(Stream* stream, Task task) {
-  if (task.record != nullptr && (stopped_ || quiet(stream))) return task.record->finish();
+  if (task.record != nullptr && (stopped_ || quiet(stream))) {
+    using enum Recording::RealTime;
+    return task.record->finish_unseen(config_.clock == Clock::kReal ? kTaken : kNotAsked);
+  }
   TaskQueue& queue = stream->queue_;
   bool started = false;
   for (auto& recording : stream->waits_) started |= queue.push(Task{.wait_for = std::move(recording)});
@@ -293,11 +324,13 @@ bool Engine::query(const Event& event) {
   std::shared_ptr<const Recording> latest;
   {
     MutexLock lock(mutex_);
+    if (event.latest_ == nullptr) return true;
+    const Recording& recording = *event.latest_;
+    if (config_.clock == Clock::kVirtual) host().time(recording.device) += kPoll;
+    if (!reached(recording) || (!recording.done() && any_paused())) return false;
+    host_learns(recording.seen);
+    if (recording.done()) return true;
     latest = event.latest_;
-    if (latest == nullptr) return true;
-    if (config_.clock == Clock::kVirtual) host().time(latest->device) += kPoll;
-    if (!reached(*latest) || (!latest->done() && any_paused())) return false;
-    host_learns(latest->seen);
   }
   wait_for(*latest);
   return true;

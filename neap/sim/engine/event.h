@@ -7,7 +7,6 @@
 #include <chrono>
 #include <memory>
 
-#include "neap/base/mutex.h"
 #include "neap/sim/engine/types.h"
 #include "neap/sim/engine/vector_clock.h"
 
@@ -25,17 +24,18 @@ class Recording {
   const VectorClock seen;  // what is ordered before it
 
   bool done() const { return done_.load(std::memory_order_acquire); }
-  void finish() NEAP_EXCLUDES(mutex_);
-  void wait() const NEAP_EXCLUDES(mutex_);
+  void finish();
+  // The same while nobody else knows the recording yet. Its real time, too, only where somebody may ask for it.
+  enum class RealTime { kNotAsked, kTaken };
+  void finish_unseen(RealTime real_time);
+  void wait() const;
   // False when the timeout passed first.
-  bool wait_for(std::chrono::nanoseconds timeout) const NEAP_EXCLUDES(mutex_);
+  bool wait_for(std::chrono::nanoseconds timeout) const;
   // Real time of completion. REQUIRES: done().
   std::chrono::steady_clock::time_point finished_at() const { return finished_at_; }
 
  private:
-  mutable Mutex mutex_;
-  mutable CondVar finished_;
-  std::atomic<bool> done_{false};  // set under mutex_, read without for a quick answer
+  std::atomic<bool> done_{false};
   std::chrono::steady_clock::time_point finished_at_{};
 };
 

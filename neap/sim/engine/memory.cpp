@@ -12,10 +12,10 @@
 namespace neap::sim {
 namespace {
 
-constexpr std::size_t kAlignment = 64;   // what torch's CPU kernels expect of their own allocator
 constexpr unsigned char kPoison = 0xFF;  // all bits set is NaN in every float type torch has
 
-std::size_t round_up(std::size_t value, std::size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+// Whole ones that hold so many bytes, one at least.
+std::size_t multiples(std::size_t bytes, std::size_t of) { return (std::max<std::size_t>(bytes, 1) + of - 1) / of; }
 
 }  // namespace
 
@@ -81,15 +81,39 @@ Block* BlockStore::make(int device, std::size_t bytes, int64_t charged, Stream* 
   return block;
 }
 
+BlockStore::~BlockStore() {
+  collect_retired();
+  for (const auto& spare : spare_)
+    for (void* memory : spare) std::free(memory);
+}
+
+#if defined(__SANITIZE_ADDRESS__)
+bool BlockStore::is_small(const Block& /*block*/) { return false; }  // a sanitizer sees only what is freed for real
+#else
+bool BlockStore::is_small(const Block& block) { return block.bytes_ <= kSmall; }
+#endif
+
+std::vector<void*>& BlockStore::spare_like(const Block& block) { return spare_[multiples(block.bytes_, kAlignment)]; }
+
+void BlockStore::keep_spare(const Block& block) {
+  std::vector<void*>& spare = spare_like(block);
+  if (spare.size() < kMostSpare) return spare.push_back(block.data_);
+  std::free(block.data_);
+}
+
 void BlockStore::discard(Block* block) {
   block->live_ = false;
   resting_.push_back(block);
 }
 
 void BlockStore::provide(Block* block, bool poison) {
-  const std::size_t bytes = round_up(std::max<std::size_t>(block->bytes_, 1), kAlignment);
-  block->data_ = std::aligned_alloc(kAlignment, bytes);
-  if (block->data_ == nullptr) throw std::bad_alloc();
+  if (is_small(*block) && !spare_like(*block).empty()) {
+    block->data_ = spare_like(*block).back();
+    spare_like(*block).pop_back();
+  } else {
+    block->data_ = std::aligned_alloc(kAlignment, multiples(block->bytes_, kAlignment) * kAlignment);
+    if (block->data_ == nullptr) throw std::bad_alloc();
+  }
   block->poison_ = poison;
   if (poison) std::memset(block->data_, kPoison, block->bytes_);
 }
@@ -99,7 +123,7 @@ void BlockStore::release(Block* block) noexcept {
   if (block->poison_) std::memset(block->data_, kPoison, block->bytes_);
   if (block->drop_ != nullptr) {
     block->drop_(block->argument_);
-  } else {
+  } else if (!is_small(*block)) {
     std::free(block->data_);
   }
   block->next_ = retired_.load(std::memory_order_relaxed);
@@ -112,6 +136,7 @@ void BlockStore::collect_retired() {
   for (Block* block = retired_.exchange(nullptr, std::memory_order_acquire); block != nullptr;) {
     Block* next = block->next_;
     resting_.push_back(block);
+    if (block->drop_ == nullptr && is_small(*block)) keep_spare(*block);
     block = next;
   }
 }

@@ -5,6 +5,7 @@
 // next few hundred allocations, so that a use after free is recognised instead of hitting a stranger.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -83,7 +84,7 @@ class MemoryBook {
 class BlockStore {
  public:
   BlockStore() = default;
-  ~BlockStore() = default;
+  ~BlockStore();
   BlockStore(const BlockStore&) = delete;
   BlockStore& operator=(const BlockStore&) = delete;
 
@@ -91,8 +92,8 @@ class BlockStore {
   Block* make(int device, std::size_t bytes, int64_t charged, Stream* home);
   // Gives the handle back at once, for an allocation that came to nothing. Under the same lock.
   void discard(Block* block);
-  // Own memory for the block; throws std::bad_alloc. No lock needed.
-  static void provide(Block* block, bool poison);
+  // Own memory for the block; throws std::bad_alloc. Under the same lock.
+  void provide(Block* block, bool poison);
   // A queued copy keeps the memory. Any thread.
   static void retain(Block* block) { block->references_.fetch_add(1, std::memory_order_relaxed); }
   // Gives the memory back with the last reference. Any thread, without the lock: `drop` may run foreign code.
@@ -100,13 +101,21 @@ class BlockStore {
 
  private:
   static constexpr std::size_t kQuarantine = 512;
+  static constexpr std::size_t kAlignment = 64;  // what torch's CPU kernels expect of their own allocator
+  static constexpr std::size_t kSmall = 1024;
+  static constexpr std::size_t kMostSpare = 256;  // of one size
 
+  static bool is_small(const Block& block);
+  std::vector<void*>& spare_like(const Block& block);
+  void keep_spare(const Block& block);
   void collect_retired();
 
   uint64_t next_id_ = 1;
   std::vector<std::unique_ptr<Block>> all_;
   std::deque<Block*> resting_;  // longest first
   std::atomic<Block*> retired_{nullptr};
+  // Memory of small blocks that has come back, by whole multiples of kAlignment: aligned memory is dear to ask for.
+  std::array<std::vector<void*>, kSmall / kAlignment + 1> spare_;
 };
 
 }  // namespace neap::sim
