@@ -77,6 +77,9 @@ class PoolCore {
     bool passed = false;
   };
   enum class Poll { kFront, kAll };
+  // How many fences kFront asks: each takes a microsecond of the host's, and the first request of a step would
+  // otherwise ask for all blocks of the step before while the device waits.
+  static constexpr std::ptrdiff_t kFew = 8;
   enum class Appetite { kShared, kLeast };  // a slab with place for others, or just enough
 
   std::optional<PoolBlock> carve(int64_t size, int64_t requested) NEAP_REQUIRES(mutex_);
@@ -247,6 +250,7 @@ void PoolCore<Fence>::collect(Poll poll) {
   // Asked first, acted on after: a fence that throws leaves everything in its place.
   auto end = in_flight_.begin();
   for (; end != in_flight_.end(); ++end) {
+    if (poll == Poll::kFront && end - in_flight_.begin() == kFew) break;
     end->passed = end->passed || end->fence.query();
     if (!end->passed && poll == Poll::kFront) break;
   }
