@@ -395,7 +395,6 @@ void EngineState::reloaded(const SavedStorage& storage, bool late) {
   ++report.reloaded_storages;
   if (!late) return;
   ++report.late_reloads;
-  times_wanted_ = true;
   if (recorder_ == nullptr) return;
   recorder_->instant("offload/late reloads", units_[static_cast<size_t>(storage.unit())].name,
                      storage.tape()->link().device().now_ns(), {{"bytes", storage.size()}});
@@ -408,6 +407,12 @@ Prefetcher::Reach EngineState::reach(int64_t run) const {
   }
   if (const auto* bytes = std::get_if<Bytes>(&options.prefetch)) return {.bytes = *bytes};
   return {.bytes = reload_window_.size()};
+}
+
+bool EngineState::has_room(Bytes size) const {
+  if (!options.device_limit) return true;
+  const auto stats = link_->device().memory_stats();
+  return !stats || stats->allocated + size <= *options.device_limit;
 }
 
 void EngineState::look(Piece next) {

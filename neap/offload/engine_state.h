@@ -87,6 +87,9 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
   void reloaded(const SavedStorage& storage, bool late);
   Prefetcher::Reach reach(int64_t run) const;
   void widen_prefetch() { reload_window_.widen(); }
+  void want_times() { times_wanted_ = true; }
+  // For a storage of this size ahead of its use.
+  bool has_room(Bytes size) const;
 
   void leave_queues(SavedStorage& storage);
 

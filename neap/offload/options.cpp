@@ -21,6 +21,7 @@ void validate(const Options& options) {
   check_bytes(options.min_bytes, "min_bytes");
   check_bytes(options.max_in_flight, "max_in_flight");
   check_bytes(options.host_cache_limit, "host_cache_limit");
+  if (options.device_limit) check_bytes(*options.device_limit, "device_limit");
   if (options.host_limit) check_bytes(*options.host_limit, "host_limit");
   NEAP_CHECK(options.keep_last.value_or(0) >= 0, "[offload.keep_last] expected a number of units, 0 or more; found ",
              *options.keep_last);

@@ -53,6 +53,9 @@ struct Options {
   std::optional<int> keep_last = std::nullopt;
   // Device bytes that may wait for their copies out. At the bound the compute stream waits, the host does not.
   Bytes max_in_flight{int64_t{256} << 20};
+  // Device bytes in use, whoever's they are, above which nothing comes back ahead of its use: room for what backward's
+  // operators need themselves. What is held back comes when it is needed, and compute waits. None: no limit.
+  std::optional<Bytes> device_limit = std::nullopt;
   // Idle host bytes kept for reuse.
   Bytes host_cache_limit{int64_t{4} << 30};
   // All host bytes. At the limit a storage stays on the device instead, with one warning. None: no limit.

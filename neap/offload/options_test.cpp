@@ -27,6 +27,7 @@ TEST(Options, ANegativeSizeNamesOptionValueAndRange) {
   EXPECT_THAT(error_of([] { validate({.prefetch = Bytes(-3)}); }), HasSubstr("[offload.prefetch]"));
   EXPECT_THAT(error_of([] { validate({.max_in_flight = Bytes(-4)}); }), HasSubstr("[offload.max_in_flight]"));
   EXPECT_THAT(error_of([] { validate({.host_cache_limit = Bytes(-5)}); }), HasSubstr("[offload.host_cache_limit]"));
+  EXPECT_THAT(error_of([] { validate({.device_limit = Bytes(-6)}); }), HasSubstr("[offload.device_limit]"));
   EXPECT_THAT(error_of([] { validate({.host_limit = Bytes(-6)}); }), HasSubstr("[offload.host_limit]"));
 }
 

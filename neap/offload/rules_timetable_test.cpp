@@ -101,6 +101,27 @@ TEST_F(TimetableRule, Rule7_WhatAPassHasShownIsReadWhenTheHostIsAhead) {
   EXPECT_EQ(engine.take_step_report().late_reloads, 0);
 }
 
+TEST_F(TimetableRule, Rule7_AboveTheDeviceLimitNothingComesBackAheadOfItsUse) {
+  const Step plain = step();
+  const auto limited = [&](Bytes limit) {
+    Engine engine({.device_limit = limit});
+    engine.attach(*model_);
+    for (int i = 0; i < 3; ++i) step();
+    engine.take_step_report();
+    const Step last = step();
+    EXPECT_TRUE(bit_equal(last.grads, plain.grads));
+    return std::pair(last.peak, engine.take_step_report());
+  };
+  const auto [free_peak, with_room] = limited(1_GiB);
+  EXPECT_EQ(with_room.late_reloads, 0);
+  const auto [least_peak, without] = limited(0_B);
+  EXPECT_EQ(without.late_reloads, without.reloaded_storages);
+  EXPECT_GT(without.reloaded_storages, kUnits / 2);
+  EXPECT_LT(least_peak, free_peak);
+  // Being late for lack of room is no reason to begin earlier, nor to keep more.
+  EXPECT_LE(without.prefetch_window, 16_MiB);
+}
+
 // With a head behind the units, which takes 2 ms each way and saves nothing.
 class TimetableRuleWithHead : public TimetableRule {
  protected:

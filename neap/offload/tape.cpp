@@ -178,8 +178,10 @@ void Tape::bring(SavedStorage& storage) {
   loads_.push_back({&storage, storage.allocate_target(*link_), StallMeter::Begun::kLate});
   const bool late = link_->overlaps();
   engine_->reloaded(storage, late);
+  if (!late || held_back_in_sweep_ == prefetcher_.sweep()) return;
+  engine_->want_times();
   // The first of a sweep cannot be early. Of the others one is lesson enough: all behind it may be late for one reason.
-  if (!late || fetched_in_sweep_ != prefetcher_.sweep()) return;
+  if (fetched_in_sweep_ != prefetcher_.sweep()) return;
   if (std::exchange(late_in_sweep_, prefetcher_.sweep()) != prefetcher_.sweep()) engine_->widen_prefetch();
 }
 
@@ -211,6 +213,10 @@ Prefetcher::Visit Tape::fetch(int64_t position) {
   if (storage->state() == StorageState::kHost) {
     // Another owner keeps it: it costs nothing to have it, unless that owner lets go before it is needed.
     if (!storage->key().identity.expired() && storage->key().identity.unchanged()) return Prefetcher::Visit::kGoOn;
+    if (!engine_->has_room(storage->size())) {
+      held_back_in_sweep_ = prefetcher_.sweep();
+      return Prefetcher::Visit::kStop;
+    }
     try {
       loads_.push_back({storage, storage->allocate_target(*link_), StallMeter::Begun::kAhead});
     } catch (const c10::OutOfMemoryError&) {

@@ -138,8 +138,9 @@ class Tape : public std::enable_shared_from_this<Tape> {
   std::shared_ptr<const Timetable> timetable_;
   int64_t uses_begun_ = 0;  // of the timetable, in this sweep
   bool turned_ = false;
-  int64_t fetched_in_sweep_ = 0;  // the sweep in which something was prefetched
-  int64_t late_in_sweep_ = 0;     // the sweep in which a reload was late all the same
+  int64_t fetched_in_sweep_ = 0;    // the sweep in which something was prefetched
+  int64_t held_back_in_sweep_ = 0;  // the sweep in which something was not prefetched for lack of room
+  int64_t late_in_sweep_ = 0;       // the sweep in which a reload was late all the same
   Prefetcher prefetcher_;
   std::vector<Load> loads_;  // of the unpack under way
 };

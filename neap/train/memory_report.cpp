@@ -29,6 +29,11 @@ void add_offload_remedies(const OffloadSection& offload, std::vector<std::string
   if (!std::holds_alternative<offload::Layers>(options.prefetch)) {
     out.emplace_back("offload.prefetch: 1: no more than one layer returns ahead of its use");
   }
+  if (!options.device_limit) {
+    out.emplace_back(
+        "offload.device_limit: less than the device's memory by what an operator needs: beyond it none "
+        "returns ahead of its use");
+  }
   if (options.max_in_flight > Bytes(16 << 20)) {
     const Bytes less(std::max<int64_t>(options.max_in_flight.count / 4, int64_t{16} << 20));
     out.emplace_back("offload.max_in_flight: " + std::to_string(less.count >> 20) + "MiB (now " +

@@ -63,6 +63,7 @@ TEST(MemoryReport, WithOffloadOnNamesTheOptionsThatStillKeepMemory) {
   EXPECT_THAT(found, Contains(StartsWith("offload.device_budget: 0 (now 1.00 GiB)")));
   EXPECT_THAT(found, Contains(StartsWith("offload.min_bytes")));
   EXPECT_THAT(found, Contains(StartsWith("offload.prefetch: 1")));
+  EXPECT_THAT(found, Contains(StartsWith("offload.device_limit")));
   EXPECT_THAT(found, Contains(StartsWith("offload.max_in_flight: 64MiB")));
   EXPECT_THAT(found, Contains(StartsWith("offload.host_limit")));
   EXPECT_THAT(found, Contains(StartsWith("train.sequence: 256 (now 512)")));
@@ -72,7 +73,8 @@ TEST(MemoryReport, WithOffloadOnNamesTheOptionsThatStillKeepMemory) {
              .min_bytes = 0_MiB,
              .prefetch = offload::Layers{1},
              .keep_last = 0,
-             .max_in_flight = 16_MiB};
+             .max_in_flight = 16_MiB,
+             .device_limit = 1_GiB};
   config.offload.layers.clear();
   config.recompute.mode = RecomputeMode::kSelective;
   EXPECT_THAT(remedies(use(), config),

@@ -216,6 +216,9 @@ void add_offload(std::vector<Key>& out) {
       "with automatic prefetch as many bytes as reloads need for a head start."));
   out.push_back(bytes_key("offload.max_in_flight", AT(offload, options.max_in_flight),
                           "Bytes on their way to the host at one time; at this bound compute waits."));
+  out.push_back(optional_bytes_key("offload.device_limit", AT(offload, options.device_limit), "none",
+                                   "Device memory in use, of whatever kind, above which no activation returns ahead of "
+                                   "its use; compute waits then."));
   out.push_back(bytes_key("offload.host_cache_limit", AT(offload, options.host_cache_limit),
                           "Idle host memory kept for the next step; 0 keeps none."));
   out.push_back(optional_bytes_key("offload.host_limit", AT(offload, options.host_limit), "none",

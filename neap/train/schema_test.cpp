@@ -89,6 +89,7 @@ TEST(Schema, SizesRatesAndTimesCarryUnits) {
   EXPECT_EQ(with("device.latency", scalar("2.5us")).device.latency_ns, 2500);
   EXPECT_EQ(with("device.latency", scalar("0")).device.latency_ns, 0);
   EXPECT_EQ(with("offload.host_limit", scalar("2GiB")).offload.options.host_limit, Bytes(int64_t{2} << 30));
+  EXPECT_EQ(with("offload.device_limit", scalar("1GiB")).offload.options.device_limit, Bytes(int64_t{1} << 30));
   EXPECT_EQ(with("offload.host_limit", scalar("none")).offload.options.host_limit, std::nullopt);
   for (const char* bad : {"-1", "5 apples", "nan", "1e30"}) {
     EXPECT_THAT(error_of("device.capacity", scalar(bad)), HasSubstr("[t.yaml:3] device.capacity: expected a size"))

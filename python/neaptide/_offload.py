@@ -32,6 +32,9 @@ class OffloadOptions(TypedDict, total=False):
     """So many units at the end of forward stay [None: one, or what automatic prefetch has learned]."""
     max_in_flight: int | str
     """Device bytes that may wait for their copies out [256MiB]."""
+    device_limit: int | str | None
+    """Device bytes in use above which nothing comes back ahead of its use; what is held back makes backward wait
+    [None: no limit]."""
     host_cache_limit: int | str
     """Idle host bytes kept for reuse [4GiB]."""
     host_limit: int | str | None

@@ -87,6 +87,8 @@ void set_option(offload::Options& options, const std::string& name, const py::ob
     options.min_bytes = to_bytes(value, what);
   } else if (name == "max_in_flight") {
     options.max_in_flight = to_bytes(value, what);
+  } else if (name == "device_limit") {
+    options.device_limit = value.is_none() ? std::nullopt : std::optional(to_bytes(value, what));
   } else if (name == "host_cache_limit") {
     options.host_cache_limit = to_bytes(value, what);
   } else if (name == "host_limit") {
@@ -99,7 +101,7 @@ void set_option(offload::Options& options, const std::string& name, const py::ob
     options.policy = to_policy(value);
   } else {
     NEAP_USER_ERROR(
-        "[offload] expected one of the options mode, prefetch, device_budget, min_bytes, max_in_flight, "
+        "[offload] expected one of the options mode, prefetch, device_budget, min_bytes, max_in_flight, device_limit, "
         "host_cache_limit, host_limit, keep_last, pin, policy; found '",
         name, "'");
   }

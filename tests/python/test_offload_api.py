@@ -73,6 +73,7 @@ def test_text_after_braces_belongs_to_the_pattern():
             "[offload.min_bytes] expected a number of bytes, or a text such as 64MiB; found True",
         ),
         ([], {"host_limit": "1 parsec"}, "offload.host_limit"),
+        ([], {"device_limit": "much"}, "offload.device_limit"),
         ([], {"prefetch": 4}, "[offload.prefetch] expected fewer layers than there are units, 0 to 3; found 4"),
         ([], {"prefetch": float("nan")}, "[offload.prefetch] expected automatic"),
         ([], {"keep_last": -1}, "[offload.keep_last] expected a number of units, 0 or more; found -1"),
