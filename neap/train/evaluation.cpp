@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "neap/base/error.h"
 #include "neap/base/scope_exit.h"
 #include "neap/comm/world.h"
 #include "neap/shard/fully_shard.h"
@@ -28,7 +29,11 @@ Evaluation::Evaluation(Parts parts, const TrainSection& train)
       rank_(parts_.world == nullptr ? 0 : parts_.world->rank()),
       sequences_(parts_.sequences.per_epoch()) {
   if (train.eval_batches > 0) sequences_ = std::min(sequences_, train.eval_batches * train.batch);
-  labels_ = std::max<int64_t>(parts_.sequences.learned(0, sequences_), 1);
+  labels_ = parts_.sequences.learned(0, sequences_);
+  NEAP_CHECK(
+      labels_ > 0, "[data.eval] expected labels that count in its first ", sequences_,
+      " sequences; found none, since each of them follows the end of a document (data.end_token); other data, or "
+      "more of it with train.eval_batches: 0, is needed");
 }
 
 // Rows beyond the end count nothing: every rank runs the same number of batches, since running one is collective.

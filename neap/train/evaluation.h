@@ -26,7 +26,7 @@ class Evaluation {
     shard::Sharded* sharded = nullptr;
   };
 
-  // Of train: batch, sequence and eval_batches.
+  // Of train: batch, sequence and eval_batches. UserError when no label of them counts: their mean loss is none.
   Evaluation(Parts parts, const TrainSection& train);
 
   // Collective. Waits for the device.

@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/randn.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
 #include <unistd.h>
@@ -11,6 +12,7 @@
 #include <filesystem>
 
 #include "neap/comm/world.h"
+#include "testing/error_of.h"
 #include "testing/ranks.h"
 
 namespace neap::train {
@@ -20,10 +22,10 @@ namespace {
 constexpr const char* kText = "abcdefghijklm";
 
 struct HeldOut {
-  explicit HeldOut(std::optional<int64_t> end = std::nullopt) {
+  explicit HeldOut(std::optional<int64_t> end = std::nullopt, const char* text = kText) {
     std::string path = (std::filesystem::temp_directory_path() / "neap-eval-XXXXXX").string();
     const int descriptor = ::mkstemp(path.data());
-    EXPECT_EQ(::write(descriptor, kText, 13), 13);
+    EXPECT_EQ(::write(descriptor, text, 13), 13);
     ::close(descriptor);
     file.emplace(TokenFile::open(path));
     std::filesystem::remove(path);
@@ -81,6 +83,13 @@ TEST(Evaluation, LabelsThatTheDataLeavesOutDoNotCount) {
     if (kText[i] != 'd') total += value * value;
   }
   EXPECT_NEAR(data.evaluate(2, 0), total / 11, 1e-6);
+}
+
+TEST(Evaluation, DataWithoutALabelThatCountsIsRefused) {
+  const HeldOut data('c', "cccccccccabcd");
+  EXPECT_GT(data.evaluate(1, 0), 0);
+  EXPECT_THAT(testing::error_of([&] { data.evaluate(1, 2); }),
+              ::testing::HasSubstr("[data.eval] expected labels that count in its first 2 sequences; found none"));
 }
 
 TEST(Evaluation, CanBeLimitedToTheFirstBatches) {

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -107,7 +109,8 @@ class MetricsFile {
   std::ofstream out_;
 };
 
-// Replaces the file in one step: it is whole or it is the old one.
+// Replaces the file in one step: it is whole or it is the old one. UserError when it cannot be written.
+void write_file(const std::filesystem::path& path, const std::function<void(std::ostream&)>& print);
 void write_file(const std::filesystem::path& path, const std::string& text);
 
 }  // namespace neap::train

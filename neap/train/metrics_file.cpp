@@ -1,6 +1,7 @@
 #include <nlohmann/json.hpp>
 
 #include "neap/base/error.h"
+#include "neap/base/scope_exit.h"
 #include "neap/train/metrics.h"
 
 namespace neap::train {
@@ -114,10 +115,18 @@ void MetricsFile::write(const StepMetrics& metrics) {
 }
 
 void write_file(const std::filesystem::path& path, const std::string& text) {
+  write_file(path, [&](std::ostream& out) { out << text; });
+}
+
+void write_file(const std::filesystem::path& path, const std::function<void(std::ostream&)>& print) {
   const std::filesystem::path fresh = path.string() + ".new";
+  const ScopeExit remove_remains([&] {
+    std::error_code ignored;
+    std::filesystem::remove(fresh, ignored);
+  });
   {
     std::ofstream out(fresh, std::ios::binary | std::ios::trunc);
-    out << text;
+    print(out);
     out.flush();
     NEAP_CHECK(out.good(), "[log.dir] ", path.string(), " cannot be written; check permissions and space");
   }

@@ -5,10 +5,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "neap/base/error.h"
+#include "neap/base/scope_exit.h"
 #include "neap/train/test_support.h"
 
 namespace neap::train {
@@ -69,6 +71,21 @@ TEST(Metrics, TheMedianOfAnEvenNumberIsTheMiddle) {
 TEST(Metrics, AFileThatCannotBeWrittenIsAUserError) {
   EXPECT_THROW(MetricsFile("/nonexistent/metrics.jsonl"), UserError);
   EXPECT_THROW(write_file("/nonexistent/summary.json", ""), UserError);
+}
+
+TEST(Metrics, AFileIsWrittenWholeOrNotAtAll) {
+  const std::filesystem::path dir =
+      std::filesystem::temp_directory_path() / ("neap_metrics_" + std::to_string(::getpid()));
+  std::filesystem::create_directories(dir);
+  const ScopeExit clean([&] { std::filesystem::remove_all(dir); });
+  const auto half = [](std::ostream& out) {
+    out << "half";
+    out.setstate(std::ios::badbit);  // as when the disk is full
+  };
+  EXPECT_THROW(write_file(dir / "trace.json", half), UserError);
+  EXPECT_TRUE(std::filesystem::is_empty(dir));
+  write_file(dir / "trace.json", [](std::ostream& out) { out << "whole"; });
+  EXPECT_EQ(std::filesystem::file_size(dir / "trace.json"), 5);
 }
 
 }  // namespace

@@ -1,15 +1,16 @@
 #include "neap/train/run.h"
 
 #include <chrono>
-#include <fstream>
 #include <memory>
 #include <optional>
 
 #include "neap/base/error.h"
 #include "neap/base/log.h"
+#include "neap/comm/agreement.h"
 #include "neap/comm/failure.h"
 #include "neap/comm/world.h"
 #include "neap/device/device.h"
+#include "neap/files/process_lock.h"
 #include "neap/offload/engine.h"
 #include "neap/recompute/recompute.h"
 #include "neap/shard/fully_shard.h"
@@ -301,11 +302,23 @@ RunResult with_status(const RunConfig& config, const Shell& shell, Function&& fu
   return result;
 }
 
-fs::path make_run_directory(const RunConfig& config, bool resumed) {
+// Held as long as the run writes. Before its checkpoints are looked for: another process may be making some.
+std::unique_ptr<files::ProcessLock> claim_run_directory(const RunConfig& config, const Shell& shell) {
+  std::unique_ptr<files::ProcessLock> lock;
+  comm::together(world_of(shell), "log.dir", [&] {
+    if (!writes(shell)) return;
+    const fs::path dir = config.log.dir;
+    std::error_code status, ignored;
+    fs::create_directories(dir, status);
+    NEAP_CHECK(fs::is_directory(dir, ignored), "[log.dir] ", dir.string(), " cannot be made: ", status.message());
+    lock = std::make_unique<files::ProcessLock>(dir, "run.lock", "log.dir");
+  });
+  return lock;
+}
+
+fs::path begin_run_directory(const RunConfig& config, bool resumed) {
   const fs::path dir = config.log.dir;
-  std::error_code status, ignored;
-  fs::create_directories(dir, status);
-  NEAP_CHECK(fs::is_directory(dir, ignored), "[log.dir] ", dir.string(), " cannot be made: ", status.message());
+  std::error_code status;
   // What an earlier run left would be mistaken for this one's.
   for (const char* name : {"summary.json", "trace.json"}) fs::remove(dir / name, status);
   if (!resumed) {
@@ -334,9 +347,10 @@ RunResult run(const RunConfig& given, const Shell& shell) {
   set_deterministic(config.train.deterministic);
   const Input input(config);
   check_export(config);
+  const auto lock = claim_run_directory(config, shell);
   Checkpoints checkpoints(config, input.model.to_json(), input.sequences, world_of(shell), input.description());
   const bool resumed = checkpoints.start().steps > 0;
-  const fs::path dir = writes(shell) ? make_run_directory(config, resumed) : fs::path(config.log.dir);
+  const fs::path dir = writes(shell) ? begin_run_directory(config, resumed) : fs::path(config.log.dir);
   RunResult result = with_status(config, shell, [&](RunResult& current) {
     Assembly assembly(config, input, shell);
     checkpoints.restore(assembly.state());
@@ -356,9 +370,7 @@ RunResult run(const RunConfig& given, const Shell& shell) {
   if (!writes(shell)) return result;
   write_file(dir / "summary.json", to_json(result.summary, result.message));
   if (shell.recorder != nullptr) {
-    std::ofstream trace(dir / "trace.json", std::ios::binary);
-    trace::write_chrome_json(*shell.recorder, trace);
-    NEAP_CHECK(trace.good(), "[log.dir] ", (dir / "trace.json").string(), " cannot be written");
+    write_file(dir / "trace.json", [&](std::ostream& out) { trace::write_chrome_json(*shell.recorder, out); });
   }
   shell.out << '\n' << final_table(result.summary) << table_row("files", dir.string()) << std::flush;
   return result;

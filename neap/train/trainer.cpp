@@ -10,6 +10,7 @@
 #include <new>
 #include <utility>
 
+#include "neap/base/log.h"
 #include "neap/base/scope_exit.h"
 #include "neap/comm/world.h"
 #include "neap/device/event.h"
@@ -122,6 +123,17 @@ void Trainer::add_losses(const LossValue& value, Losses& losses) const {
   }
 }
 
+// A step without labels has nothing to learn; its loss of 0 is no success.
+double Trainer::divisor_of(int64_t labels) {
+  if (labels > 0) return static_cast<double>(labels);
+  if (rank_ == 0 && !std::exchange(warned_of_no_labels_, true)) {
+    log_warning("step ", steps_done_ + 1,
+                ": none of its labels counts, since each follows the end of a document (data.end_token); its loss is 0 "
+                "and its gradients are, too. Look at the data; further steps of this kind are not named");
+  }
+  return 1;
+}
+
 // Of all ranks, those that the data does not leave out; `mine` are this rank's. Collective where it leaves out some.
 int64_t Trainer::labels_of_all(int64_t mine) const {
   int64_t count = mine;
@@ -131,7 +143,7 @@ int64_t Trainer::labels_of_all(int64_t mine) const {
     parts_.world->all().all_reduce(all, {.op = comm::ReduceOp::kSum}, "labels that count").wait();
     count = all.item<int64_t>();
   }
-  return std::max<int64_t>(count, 1);
+  return count;
 }
 
 void Trainer::accumulate_gradients(Losses& losses) {
@@ -141,7 +153,7 @@ void Trainer::accumulate_gradients(Losses& losses) {
     std::optional<LossValue> part;
     phase("forward", [&] {
       const Batch batch = reader_.read(sequences_done_ + (micro * ranks_ + rank_) * train_.batch);
-      if (micro == 0) divisor = static_cast<double>(labels_of_all(batch.learned));
+      if (micro == 0) divisor = divisor_of(labels_of_all(batch.learned));
       part = parts_.loss(batch.inputs.to(device, /*non_blocking=*/true), batch.labels.to(device, /*non_blocking=*/true),
                          divisor);
     });

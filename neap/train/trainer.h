@@ -110,6 +110,7 @@ class Trainer {
   // Of each kind of loss the sum over micro-batches, or with several ranks each of them.
   using Losses = std::vector<std::vector<at::Tensor>>;
   int64_t labels_of_all(int64_t mine) const;
+  double divisor_of(int64_t labels);
   void accumulate_gradients(Losses& losses);
   void add_losses(const LossValue& value, Losses& losses) const;
   void reduce(const Losses& losses, StepMetrics& metrics);
@@ -130,6 +131,7 @@ class Trainer {
   int64_t steps_done_;
   int64_t sequences_done_;
   bool stop_agreed_ = false;
+  bool warned_of_no_labels_ = false;
   const char* phase_ = "";
 };
 

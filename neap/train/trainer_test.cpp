@@ -18,6 +18,7 @@
 #include <fstream>
 #include <limits>
 
+#include "neap/base/log.h"
 #include "neap/base/scope_exit.h"
 #include "neap/trace/recorder.h"
 #include "neap/train/adamw.h"
@@ -38,6 +39,8 @@ struct Toy {
   Sequences sequences{file, {.length = 4, .shuffle = false, .seed = 0}};
 
   Toy() = default;
+  Toy(char end, std::string what)
+      : text(std::move(what)), sequences(file, {.length = 4, .shuffle = false, .seed = 0, .end_token = end}) {}
   explicit Toy(char end) : sequences(file, {.length = 4, .shuffle = false, .seed = 0, .end_token = end}) {}
 
   static TokenFile open(const std::string& text) {
@@ -115,6 +118,24 @@ TEST(Trainer, TheMeanIsOverTheLabelsThatCountHoweverTheyAreSplit) {
     EXPECT_THAT(divisors, ::testing::Each(20));
     EXPECT_EQ(divisors.size(), static_cast<size_t>(accumulation));
   }
+}
+
+TEST(Trainer, StepsWithoutALabelThatCountsAreNamedAndChangeNothing) {
+  Toy toy(' ', "             jumps over the lazy dog");
+  const at::Tensor before = toy.weight.detach().clone();
+  const auto loss = [&](const at::Tensor&, const at::Tensor& labels, double divisor) {
+    return toy.loss(labels.masked_select(labels.ne(kIgnoredLabel)), divisor);
+  };
+  std::vector<std::string> seen;
+  LogSink former = set_log_sink([&](LogLevel /*level*/, const std::string& text) { seen.push_back(text); });
+  Trainer trainer = toy.trainer(section(1, 1), 0, loss);
+  const StepMetrics first = trainer.step();
+  trainer.step();
+  set_log_sink(std::move(former));
+  EXPECT_EQ(first.loss, 0);
+  EXPECT_EQ(first.grad_norm, 0);
+  EXPECT_TRUE(toy.weight.equal(before));
+  EXPECT_THAT(seen, ::testing::ElementsAre(HasSubstr("step 1: none of its labels counts")));
 }
 
 TEST(Trainer, ASecondLossIsAddedUpBesideTheFirstAndDifferentiatedAsTheirSumSays) {

@@ -1,6 +1,8 @@
 """Stopping and going on: runs that are killed or stopped, other numbers of ranks, bad checkpoints, what is exported."""
 
+import fcntl
 import json
+import os
 import random
 import shutil
 import signal
@@ -272,6 +274,19 @@ def test_a_directory_that_cannot_be_written_ends_the_run(workspace):
     result = workspace.train(*CPU, "--checkpoint.every=1", "--checkpoint.dir=text.txt/inside")
     assert result.code == 2
     assert "text.txt/inside can be made" in result.err
+
+
+def test_a_directory_that_another_process_writes_to_is_left_alone(workspace):
+    (workspace.path / "out").mkdir()
+    with (workspace.path / "out" / "run.lock").open("w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        result = workspace.train("--device.type=cpu")
+        assert result.code == 2
+        assert f"[log.dir] expected a directory that no other process writes to; found that process {os.getpid()}" in (
+            result.err
+        )
+        assert [path.name for path in (workspace.path / "out").iterdir()] == ["run.lock"]
+    assert workspace.train("--device.type=cpu").code == 0
 
 
 def test_what_a_run_has_begun_to_save_is_kept_when_it_ends_in_an_error(workspace):
