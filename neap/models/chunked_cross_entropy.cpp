@@ -167,13 +167,15 @@ struct ChunkedCrossEntropyFunction : torch::autograd::Function<ChunkedCrossEntro
     // If the graph dies with this pass, the kept gradients are nobody's but ours and are scaled where they lie: the
     // gradient of a vocabulary is often the largest tensor of a step.
     const bool in_place = !torch::autograd::get_current_graph_task_keep_graph();
+    // In its wide type, like the share of a token. CUDA would round a tensor without dimensions to the type of the
+    // other; the CPU does not, and would widen all of `kept` for one that has some.
+    const at::Tensor factor = grad.is_cuda() ? grad.view({1}) : grad;
     variable_list scaled;
     for (at::Tensor& kept : context->get_saved_variables()) {
       if (!kept.defined()) {
         scaled.emplace_back();
       } else {
-        const at::Tensor factor = grad.to(kept.scalar_type());
-        scaled.push_back(in_place ? kept.mul_(factor) : kept.mul(factor));
+        scaled.push_back(in_place ? kept.mul_(factor) : kept.mul(factor).to(kept.scalar_type()));
       }
     }
     return {scaled[0], scaled[1], {}, {}, {}};

@@ -3,7 +3,9 @@
 #include <ATen/Context.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <charconv>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <set>
@@ -118,10 +120,11 @@ fs::path checkpoint_directory(const RunConfig& config) {
 
 Checkpoints::Checkpoints(const RunConfig& config, std::string model, const Sequences& sequences, comm::World* world,
                          checkpoint::State more)
-    : options_(config.checkpoint),
+    : config_(config),
+      options_(config.checkpoint),
       dir_(checkpoint_directory(config)),
       world_(world),
-      description_{{"config", to_yaml(config)}, {"data", fingerprint(sequences)}, {"model", std::move(model)}},
+      description_{{"data", fingerprint(sequences)}, {"model", std::move(model)}},
       saver_(
           dir_,
           {.keep_last = options_.keep_last, .asynchronous = options_.asynchronous, .host_limit = options_.host_limit},
@@ -135,10 +138,12 @@ Checkpoints::Checkpoints(const RunConfig& config, std::string model, const Seque
   if (path.empty()) {
     if (options_.resume == kAuto) resume_line_ = concat("nothing in ", dir_.string(), " yet: from the beginning");
   } else {
-    comm::together(world, "checkpoint.resume", [&] { open(config, path); });
+    comm::together(world, "checkpoint.resume", [&] { open(path); });
     resume_line_ = concat(path, ", after step ", start_.steps);
   }
   comm::together(world, "checkpoint.dir", [&] { check_directory(); });
+  if (!reader_) config_ = resolve(config_, comm::size_of(world_));
+  description_["config"] = to_yaml(config_);
 }
 
 std::optional<fs::path> Checkpoints::find() const {
@@ -147,21 +152,24 @@ std::optional<fs::path> Checkpoints::find() const {
   return checkpoint::checkpoint_at(options_.resume);
 }
 
-void Checkpoints::open(const RunConfig& config, const fs::path& path) {
+void Checkpoints::open(const fs::path& path) {
   reader_.emplace(path);
   const std::string index = (path / checkpoint::kIndexName).string();
-  check_unchanged(config, reader_->state("config"), index);
-  NEAP_CHECK(reader_->state("model") == description_.at("model"), "[model.path] the model of ", config.model.path,
+  check_unchanged(config_, reader_->state("config"), index);
+  NEAP_CHECK(reader_->state("model") == description_.at("model"), "[model.path] the model of ", config_.model.path,
              " is not the one that ", index, " is a checkpoint of; they were configured as\n", description_.at("model"),
              "\nand\n", reader_->state("model"));
-  check_same_adapters(description_, reader_->index().state, config.lora, index);
-  NEAP_CHECK(reader_->state("data") == description_.at("data"), "[data.path] ", config.data.path,
+  check_same_adapters(description_, reader_->index().state, config_.lora, index);
+  NEAP_CHECK(reader_->state("data") == description_.at("data"), "[data.path] ", config_.data.path,
              " does not hold the data that ", index,
              " was trained on; a resumed run goes on in the same data, checkpoint.resume: none begins another one");
   start_ = {.steps = number_of(*reader_, "step"), .sequences = number_of(*reader_, "sequences")};
   saved_ = start_.steps;
-  NEAP_CHECK(start_.steps <= config.train.steps, "[train.steps] expected at least ", start_.steps, ", after which ",
-             index, " was made; found ", config.train.steps);
+  const int64_t length = config_.train.sequence;
+  const int64_t counted = std::min(start_.sequences, std::numeric_limits<int64_t>::max() / length);
+  config_ = resolve(config_, comm::size_of(world_), {start_.steps, counted * length});
+  NEAP_CHECK(start_.steps <= config_.train.steps, "[train.steps] expected at least ", start_.steps, ", after which ",
+             index, " was made; found ", config_.train.steps);
 }
 
 // What an earlier run has left would be taken for this one's by the next resume: auto.

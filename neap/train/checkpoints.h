@@ -57,11 +57,14 @@ class Checkpoints {
  public:
   // Finds what checkpoint.resume names and compares it with this run. UserError for what does not fit, also for
   // checkpoints of another run in a directory that this one would save to. Reads an index at most; writes nothing.
+  // `config`: resolved (schema.h), but for train.tokens: what is left of them is counted here.
   // `model`: its config.json. `more` stands in each checkpoint, too; what of it describes adapters (resumption.h) has
   // to be what it was.
   Checkpoints(const RunConfig& config, std::string model, const Sequences& sequences, comm::World* world,
               checkpoint::State more = {});
 
+  // Of the run, all of it resolved.
+  const RunConfig& config() const noexcept { return config_; }
   // Where the run begins.
   Taken start() const noexcept { return start_; }
   // For people: one line on resuming, if the run file asks for it, and one on saving.
@@ -81,9 +84,10 @@ class Checkpoints {
  private:
   std::optional<std::filesystem::path> find() const;
   void check_directory() const;
-  void open(const RunConfig& config, const std::filesystem::path& path);
+  void open(const std::filesystem::path& path);
   void save(const ModelState& state, Taken taken);
 
+  RunConfig config_;
   const CheckpointSection options_;
   const std::filesystem::path dir_;
   comm::World* world_;

@@ -342,13 +342,15 @@ void check_export(const RunConfig& config) {
 }  // namespace
 
 RunResult run(const RunConfig& given, const Shell& shell) {
-  const RunConfig config = resolve(given, ranks_of(shell));
-  warn_of_keys_without_effect(config, shell);
-  set_deterministic(config.train.deterministic);
-  const Input input(config);
-  check_export(config);
-  const auto lock = claim_run_directory(config, shell);
-  Checkpoints checkpoints(config, input.model.to_json(), input.sequences, world_of(shell), input.description());
+  RunConfig begun = resolve(given, ranks_of(shell));
+  warn_of_keys_without_effect(begun, shell);
+  set_deterministic(begun.train.deterministic);
+  const Input input(begun);
+  check_export(begun);
+  const auto lock = claim_run_directory(begun, shell);
+  begun.train.tokens = given.train.tokens;  // those that are left make other steps
+  Checkpoints checkpoints(begun, input.model.to_json(), input.sequences, world_of(shell), input.description());
+  const RunConfig& config = checkpoints.config();
   const bool resumed = checkpoints.start().steps > 0;
   const fs::path dir = writes(shell) ? begin_run_directory(config, resumed) : fs::path(config.log.dir);
   RunResult result = with_status(config, shell, [&](RunResult& current) {
@@ -377,12 +379,14 @@ RunResult run(const RunConfig& given, const Shell& shell) {
 }
 
 RunResult dry_run(const RunConfig& given, const Shell& shell) {
-  const RunConfig config = resolve(given, ranks_of(shell));
-  warn_of_keys_without_effect(config, shell);
-  set_deterministic(config.train.deterministic);
-  const Input input(config);
-  check_export(config);
-  Checkpoints checkpoints(config, input.model.to_json(), input.sequences, world_of(shell), input.description());
+  RunConfig begun = resolve(given, ranks_of(shell));
+  warn_of_keys_without_effect(begun, shell);
+  set_deterministic(begun.train.deterministic);
+  const Input input(begun);
+  check_export(begun);
+  begun.train.tokens = given.train.tokens;  // those that are left make other steps
+  Checkpoints checkpoints(begun, input.model.to_json(), input.sequences, world_of(shell), input.description());
+  const RunConfig& config = checkpoints.config();
   return with_status(config, shell, [&](RunResult& /*current*/) {
     Assembly assembly(config, input, shell);
     checkpoints.restore(assembly.state());

@@ -459,7 +459,7 @@ void check(const RunConfig& config) {
 }
 
 // What a run leaves says steps and accumulation, and is read again: they have to be what those keys take.
-RunConfig resolve(RunConfig config, int64_t ranks) {
+RunConfig resolve(RunConfig config, int64_t ranks, TakenBefore before) {
   TrainSection& train = config.train;
   if (train.global_batch) {
     const int64_t micro = ranks * train.batch;
@@ -474,7 +474,8 @@ RunConfig resolve(RunConfig config, int64_t ranks) {
   }
   const int64_t step = tokens_of_step(train, ranks);
   if (!train.tokens) return config;
-  train.steps = *train.tokens / step + (*train.tokens % step == 0 ? 0 : 1);
+  const int64_t left = std::max<int64_t>(*train.tokens - before.tokens, 0);
+  train.steps = before.steps + left / step + (left % step == 0 ? 0 : 1);
   NEAP_CHECK(train.steps <= kMostSteps, "[train.tokens] expected at most ", kMostSteps, " steps of ", step,
              " tokens; found ", *train.tokens, ", which are ", train.steps, " steps");
   train.tokens.reset();

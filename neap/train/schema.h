@@ -48,9 +48,15 @@ std::string nearest_key(std::string_view path);
 // What no single key can check: required keys, and keys that contradict each other.
 void check(const RunConfig& config);
 
+// What a run that goes on has behind it, in steps that may have had another size.
+struct TakenBefore {
+  int64_t steps = 0;
+  int64_t tokens = 0;
+};
+
 // With train.global_batch turned into train.accumulation, and train.tokens into train.steps: as many as take in all the
-// tokens. UserError when a step cannot be divided among the ranks.
-RunConfig resolve(RunConfig config, int64_t ranks);
+// tokens that are not taken yet, beside the steps before. UserError when a step cannot be divided among the ranks.
+RunConfig resolve(RunConfig config, int64_t ranks, TakenBefore before = {});
 
 // The whole configuration as YAML, every key written out.
 std::string to_yaml(const RunConfig& config);

@@ -190,6 +190,8 @@ TEST(Schema, TokensBecomeStepsThatTakeThemAllIn) {
   config.train.tokens = 1000;
   EXPECT_EQ(resolve(config, 1).train.steps, 6);  // of 192 tokens
   EXPECT_EQ(resolve(config, 4).train.steps, 2);
+  EXPECT_EQ(resolve(config, 1, {.steps = 2, .tokens = 500}).train.steps, 5);
+  EXPECT_EQ(resolve(config, 1, {.steps = 20, .tokens = 1001}).train.steps, 20);
   config.train.tokens = 192;
   EXPECT_EQ(resolve(config, 1).train.steps, 1);
   EXPECT_FALSE(resolve(config, 1).train.tokens);

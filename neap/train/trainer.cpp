@@ -4,7 +4,6 @@
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <new>

@@ -142,6 +142,19 @@ def test_a_finished_run_has_nothing_left_to_do(workspace):
     assert numbers(workspace, "run") == before
 
 
+def test_tokens_are_counted_over_steps_of_any_size(workspace):
+    arguments = (*CPU, "--log.dir=run", "--checkpoint.every=1", RESUME)
+    assert workspace.train(*arguments, "--train.tokens=100").code == 0  # two steps of 64
+    result = workspace.train(*arguments, "--train.tokens=512", "--train.accumulation=3")
+    assert result.code == 0, result.err
+    assert "= 192 tokens, 4 steps" in result.out
+    assert [line["tokens"] for line in workspace.metrics("run")] == [64, 64, 192, 192]
+    assert "  steps: 4\n" in (workspace.path / "run" / "config.yaml").read_text()
+    result = workspace.train(*arguments, "--train.tokens=512", "--train.accumulation=8")
+    assert result.code == 0, result.err
+    assert len(workspace.metrics("run")) == 4
+
+
 def test_offload_and_recomputation_may_change_on_the_way(workspace):
     train(workspace, 1, "whole", "--train.steps=6")
     train(workspace, 1, "run", "--train.steps=2", *EVERY_STEP, "--checkpoint.asynchronous=false")
