@@ -41,8 +41,7 @@ class BatchReader {
   ~BatchReader();
 
   // The sequences at `position` … `position` + batch - 1. REQUIRES: a position that is not next in line begins a step.
-  // Throws what reading them threw: UserError for a file that has
-  // been cut meanwhile, an error of memory.
+  // Throws what reading them threw: UserError for a file that has been cut meanwhile, an error of memory.
   Batch read(int64_t position);
 
   // What read() has waited so far.

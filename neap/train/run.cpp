@@ -339,17 +339,36 @@ void check_export(const RunConfig& config) {
              ", which it is made from; choose another log.dir");
 }
 
+RunConfig checked(const RunConfig& given, const Shell& shell) {
+  RunConfig config = resolve(given, ranks_of(shell));
+  warn_of_keys_without_effect(config, shell);
+  set_deterministic(config.train.deterministic);
+  return config;
+}
+
+// What there is of a run before anything is made for it: all that a run file can have wrong is found here.
+struct Beginning {
+  enum class Writes { kNothing, kRunDirectory };
+
+  Beginning(const RunConfig& given, const Shell& shell, Writes writes) : begun(checked(given, shell)), input(begun) {
+    check_export(begun);
+    if (writes == Writes::kRunDirectory) lock = claim_run_directory(begun, shell);
+    begun.train.tokens = given.train.tokens;  // those that are left make other steps
+    checkpoints.emplace(begun, input.model.to_json(), input.sequences, world_of(shell), input.description());
+  }
+
+  RunConfig begun;  // the run's own is that of its checkpoints
+  std::unique_ptr<files::ProcessLock> lock;
+  const Input input;
+  std::optional<Checkpoints> checkpoints;  // there once the constructor is through
+};
+
 }  // namespace
 
 RunResult run(const RunConfig& given, const Shell& shell) {
-  RunConfig begun = resolve(given, ranks_of(shell));
-  warn_of_keys_without_effect(begun, shell);
-  set_deterministic(begun.train.deterministic);
-  const Input input(begun);
-  check_export(begun);
-  const auto lock = claim_run_directory(begun, shell);
-  begun.train.tokens = given.train.tokens;  // those that are left make other steps
-  Checkpoints checkpoints(begun, input.model.to_json(), input.sequences, world_of(shell), input.description());
+  Beginning beginning(given, shell, Beginning::Writes::kRunDirectory);
+  const Input& input = beginning.input;
+  Checkpoints& checkpoints = *beginning.checkpoints;
   const RunConfig& config = checkpoints.config();
   const bool resumed = checkpoints.start().steps > 0;
   const fs::path dir = writes(shell) ? begin_run_directory(config, resumed) : fs::path(config.log.dir);
@@ -379,13 +398,9 @@ RunResult run(const RunConfig& given, const Shell& shell) {
 }
 
 RunResult dry_run(const RunConfig& given, const Shell& shell) {
-  RunConfig begun = resolve(given, ranks_of(shell));
-  warn_of_keys_without_effect(begun, shell);
-  set_deterministic(begun.train.deterministic);
-  const Input input(begun);
-  check_export(begun);
-  begun.train.tokens = given.train.tokens;  // those that are left make other steps
-  Checkpoints checkpoints(begun, input.model.to_json(), input.sequences, world_of(shell), input.description());
+  Beginning beginning(given, shell, Beginning::Writes::kNothing);
+  const Input& input = beginning.input;
+  Checkpoints& checkpoints = *beginning.checkpoints;
   const RunConfig& config = checkpoints.config();
   return with_status(config, shell, [&](RunResult& /*current*/) {
     Assembly assembly(config, input, shell);
