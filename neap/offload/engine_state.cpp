@@ -55,7 +55,7 @@ void EngineState::refresh_model(int32_t unit) {
   {
     const MutexLock lock(mutex);
     const auto current = of_this_thread();
-    if (!list_again_ || (current != current_.end() && !begins_pass(*current, unit))) return;
+    if (!list_again_ || (current != current_.end() && !begins_pass(**current, unit))) return;
     if (std::ranges::none_of(model_, [](const auto& weak) { return weak.expired(); })) return;
     list = list_again_;
   }
@@ -69,9 +69,7 @@ EngineState::Threads::iterator EngineState::of_this_thread() {
 }
 
 // A unit that runs again begins another pass, and so does any unit after backward has begun.
-bool EngineState::begins_pass(const std::shared_ptr<Tape>& tape, int32_t unit) {
-  return tape == nullptr || tape->turned() || tape->has_run(unit);
-}
+bool EngineState::begins_pass(const Tape& tape, int32_t unit) { return tape.turned() || tape.has_run(unit); }
 
 int32_t EngineState::add_unit(std::string name) {
   const MutexLock lock(mutex);
@@ -105,16 +103,16 @@ std::shared_ptr<Tape> EngineState::enter(int32_t unit, const std::shared_ptr<Tap
   if (stopped_) return nullptr;
   if (within != nullptr) return within;  // a unit inside a unit is part of its run
   auto current = of_this_thread();
-  if (current == current_.end()) {
-    // Passes of threads that have gone, and of others that nothing belongs to yet.
-    std::erase_if(current_, [](const auto& tape) { return tape.use_count() == 1; });
-    current = current_.insert(current_.end(), nullptr);
-  }
-  if (begins_pass(*current, unit)) {
-    current->reset();
-    auto tape = begin_pass();
-    if (tape == nullptr) return current_.erase(current), nullptr;
-    *current = std::move(tape);
+  if (current == current_.end() || begins_pass(**current, unit)) {
+    if (current != current_.end()) {
+      current_.erase(current);
+    } else {
+      // Passes of threads that have gone, and of others that nothing belongs to yet.
+      std::erase_if(current_, [](const auto& tape) { return tape.use_count() == 1; });
+    }
+    auto begun = begin_pass();
+    if (begun == nullptr) return nullptr;
+    current = current_.insert(current_.end(), std::move(begun));
   }
   Tape& tape = **current;
   tape.begin_run(unit);

@@ -104,7 +104,7 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
 
   using Threads = std::vector<std::shared_ptr<Tape>>;
   Threads::iterator of_this_thread();
-  static bool begins_pass(const std::shared_ptr<Tape>& tape, int32_t unit);
+  static bool begins_pass(const Tape& tape, int32_t unit);
   void remember(const std::vector<at::Tensor>& tensors);
   std::shared_ptr<Tape> begin_pass();
   void refresh_device();
