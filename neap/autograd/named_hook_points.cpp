@@ -19,6 +19,19 @@ void visit_modules(const std::string& name, torch::nn::Module& module, const Vis
   }
 }
 
+std::vector<std::string> names_of(const std::vector<NamedHookPoint>& points) {
+  std::vector<std::string> names;
+  for (const NamedHookPoint& point : points) names.push_back(point.name);
+  return names;
+}
+
+std::vector<NamedHookPoint> at_indices(const std::vector<NamedHookPoint>& points,
+                                       const std::vector<std::size_t>& indices) {
+  std::vector<NamedHookPoint> chosen;
+  for (const std::size_t i : indices) chosen.push_back(points[i]);
+  return chosen;
+}
+
 }  // namespace
 
 std::vector<NamedHookPoint> find_hookables(torch::nn::Module& root) {
@@ -39,18 +52,17 @@ std::vector<std::string> module_names(torch::nn::Module& root) {
 
 std::vector<NamedHookPoint> select_hook_points(torch::nn::Module& root, const std::vector<std::string>& patterns,
                                                std::string_view section) {
-  return select_model_units(root, patterns, section).units;
+  const std::vector<NamedHookPoint> points = find_hookables(root);
+  return at_indices(points, select_units({module_names(root), names_of(points)}, patterns, section));
 }
 
 ModelUnits select_model_units(torch::nn::Module& root, const std::vector<std::string>& patterns,
                               std::string_view section) {
+  ModelUnits model{&root, select_hook_points(root, patterns, section), {}, parameters_and_buffers(root)};
   const std::vector<NamedHookPoint> points = find_hookables(root);
-  ModelNames names{module_names(root), {}};
-  for (const NamedHookPoint& point : points) names.units.push_back(point.name);
-  const std::vector<std::size_t> chosen = select_units(names, patterns, section);
-  ModelUnits model{.identity = &root, .parameters_and_buffers = parameters_and_buffers(root)};
-  for (const std::size_t i : chosen) model.units.push_back(points[i]);
-  for (const std::size_t i : units_after(names.units, chosen)) model.after_units.push_back(points[i]);
+  std::vector<std::size_t> chosen;
+  for (const NamedHookPoint& unit : model.units) chosen.push_back(unit.order);
+  model.after_units = at_indices(points, units_after(names_of(points), chosen));
   return model;
 }
 

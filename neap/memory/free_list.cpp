@@ -28,9 +28,7 @@ std::optional<FreeList::Place> FreeList::allocate(int64_t size) {
     // What is left over takes the node that stood for the whole.
     const Place rest{place.slab, place.offset + size};
     chunks_.emplace_hint(std::next(chunk), rest, Chunk{had - size, /*free=*/true});
-    auto node = free_.extract(best);
-    node.value() = {had - size, rest};
-    free_.insert(std::move(node));
+    replace_free(best, {had - size, rest});
   } else {
     free_.erase(best);
   }
@@ -65,9 +63,7 @@ bool FreeList::release(Place place) {
   if (neighbour == free_.end()) {
     free_.insert(whole);
   } else {
-    auto node = free_.extract(neighbour);
-    node.value() = whole;
-    free_.insert(std::move(node));
+    replace_free(neighbour, whole);
   }
   return whole.size == slabs_.at(place.slab);
 }
@@ -90,6 +86,12 @@ void FreeList::insert_free(Place place, int64_t size) {
   chunks_.emplace(place, Chunk{size, /*free=*/true});
   free_.insert({size, place});
   free_bytes_ += size;
+}
+
+void FreeList::replace_free(BySizes::iterator chunk, BySize with) {
+  auto node = free_.extract(chunk);
+  node.value() = with;
+  free_.insert(std::move(node));
 }
 
 void FreeList::erase_free(Chunks::iterator chunk) {

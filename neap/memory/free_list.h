@@ -58,13 +58,16 @@ class FreeList {
     auto operator<=>(const BySize&) const = default;
   };
   using Chunks = std::pmr::map<Place, Chunk>;
+  using BySizes = std::pmr::set<BySize>;
 
   void insert_free(Place place, int64_t size);
   void erase_free(Chunks::iterator chunk);
+  // Another free chunk takes the node of one that is no more.
+  void replace_free(BySizes::iterator chunk, BySize with);
 
   std::pmr::unsynchronized_pool_resource nodes_;
   Chunks chunks_{&nodes_};  // all chunks, free or not, without gaps
-  std::pmr::set<BySize> free_{&nodes_};
+  BySizes free_{&nodes_};
   std::pmr::map<int32_t, int64_t> slabs_{&nodes_};  // id → size
   int64_t free_bytes_ = 0;
 };

@@ -16,6 +16,8 @@ namespace {
 using OrderedJson = nlohmann::ordered_json;
 using neap::internal::concat;
 
+constexpr int64_t kMostRank = 65536;
+
 bool is_nothing(const OrderedJson& value) {
   return value.is_null() || (value.is_boolean() && !value.get<bool>()) || (value.is_structured() && value.empty()) ||
          (value.is_number() && value.get<double>() == 0);
@@ -72,7 +74,8 @@ class Reader {
 
   int64_t rank() const {
     const double r = number("r", 8);
-    check_that(r >= 1 && r <= 65536 && r == std::floor(r), "expected a rank from 1 to 65536 in r", "r");
+    check_that(r >= 1 && r <= kMostRank && r == std::floor(r), concat("expected a rank from 1 to ", kMostRank, " in r"),
+               "r");
     return static_cast<int64_t>(r);
   }
 
@@ -95,8 +98,8 @@ double LoraOptions::scale() const {
 }
 
 void check(const LoraOptions& options) {
-  NEAP_CHECK(options.rank >= 1 && options.rank <= 65536, "[lora.rank] expected a rank from 1 to 65536; found ",
-             options.rank);
+  NEAP_CHECK(options.rank >= 1 && options.rank <= kMostRank, "[lora.rank] expected a rank from 1 to ", kMostRank,
+             "; found ", options.rank);
   NEAP_CHECK(std::isfinite(options.alpha), "[lora.alpha] expected a finite number; found ", options.alpha);
   NEAP_CHECK(options.dropout >= 0 && options.dropout < 1,
              "[lora.dropout] expected a probability from 0, below 1; found ", options.dropout);
