@@ -60,6 +60,15 @@ def rows(device, number):
     return torch.randn(4, 32, generator=torch.Generator().manual_seed(number)).to(device)
 
 
+def assert_trains_as_one_process(device, make, loss, **options):
+    losses, state = one_process(device, loss=loss, make=make)
+    model = make(device)
+    handle = nt.fully_shard(model, **options)
+    run = sharded_run(model, handle, adamw(model), device, loss=loss)
+    assert all(torch.equal(a, b) for a, b in zip(run, losses[dist.get_rank()], strict=True))
+    assert_same_state(whole(handle), state)
+
+
 def used_by_some(device):
     """https://github.com/pytorch/pytorch/issues/83107: an assertion about what does not run."""
 
@@ -69,12 +78,7 @@ def used_by_some(device):
     def make(device):
         return Uneven().to(device)
 
-    losses, state = one_process(device, loss=loss, make=make)
-    model = make(device)
-    handle = nt.fully_shard(model)
-    run = sharded_run(model, handle, adamw(model), device, loss=loss)
-    assert all(torch.equal(a, b) for a, b in zip(run, losses[dist.get_rank()], strict=True))
-    assert_same_state(whole(handle), state)
+    assert_trains_as_one_process(device, make, loss)
 
 
 def shapes(device):
@@ -109,12 +113,7 @@ def shapes(device):
     def loss(model, device, step, rank, micro=0):
         return model(rows(device, 10 * step + rank))
 
-    losses, state = one_process(device, loss=loss, make=make)
-    model = make(device)
-    handle = nt.fully_shard(model)
-    run = sharded_run(model, handle, adamw(model), device, loss=loss)
-    assert all(torch.equal(a, b) for a, b in zip(run, losses[dist.get_rank()], strict=True))
-    assert_same_state(whole(handle), state)
+    assert_trains_as_one_process(device, make, loss)
 
 
 def shared_bias(device):
@@ -142,12 +141,7 @@ def shared_bias(device):
         assert "are the same; choose units" in str(error), error
     else:
         raise AssertionError("one parameter of two units")
-    losses, state = one_process(device, loss=loss, make=make)
-    model = make(device)
-    handle = nt.fully_shard(model, units=["0", "1"])
-    run = sharded_run(model, handle, adamw(model), device, loss=loss)
-    assert all(torch.equal(a, b) for a, b in zip(run, losses[dist.get_rank()], strict=True))
-    assert_same_state(whole(handle), state)
+    assert_trains_as_one_process(device, make, loss, units=["0", "1"])
 
 
 def failed(device):
